@@ -1,0 +1,81 @@
+"""Every exception Nearcast raises on purpose.
+
+Facts are attributes, so that callers never parse messages. Whatever reaches a user is one line that says what to do next;
+a traceback in front of a user is a defect.
+"""
+
+
+class NearcastError(Exception):
+    """Root of everything Nearcast raises on purpose."""
+
+
+class LocalProtocolError(NearcastError):
+    """We were about to break a protocol ourselves: a bug on this side, or a misuse of an API."""
+
+
+class RemoteProtocolError(NearcastError):
+    """The peer broke the protocol.
+
+    ``reason_code`` is the MQTT 5 reason code that describes how (0x81 malformed packet, 0x82 protocol error, 0x95 packet
+    too large, ...); it goes out in a DISCONNECT or CONNACK where the peer's version has one.
+    """
+
+    def __init__(self, reason_code: int, message: str) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+        self.message = message
+
+
+class ConnectionRefused(NearcastError):
+    """A broker answered CONNECT with a refusal. ``server_reference`` names another broker to use, if it gave one."""
+
+    def __init__(self, reason_code: int, message: str, server_reference: str | None = None) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+        self.server_reference = server_reference
+
+
+class ConnectionClosed(NearcastError):
+    """The connection ended while something still needed it. ``reason_code`` is the peer's DISCONNECT code, if it sent one."""
+
+    def __init__(self, message: str, reason_code: int | None = None) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+
+
+class RequestRefused(NearcastError):
+    """The peer answered a PUBLISH, SUBSCRIBE or UNSUBSCRIBE with an error reason code (0x80 or above)."""
+
+    def __init__(self, reason_code: int, message: str) -> None:
+        super().__init__(message)
+        self.reason_code = reason_code
+
+
+class ConfigError(NearcastError):
+    """A configuration cannot be used. ``key`` and ``line`` say where, ``path`` which file, as far as they are known."""
+
+    def __init__(self, message: str, *, path: str | None = None, key: str | None = None, line: int | None = None) -> None:
+        place = path or ""
+        if line is not None:
+            place += f":{line}"
+        super().__init__(f"{place}: {message}" if place else message)
+        self.path = path
+        self.key = key
+        self.line = line
+
+
+class StorageCorrupt(NearcastError):
+    """A file on disk holds something it cannot hold. Everything before ``offset`` in ``path`` was good."""
+
+    def __init__(self, path: str, offset: int, message: str) -> None:
+        super().__init__(f"{path}: byte {offset}: {message}")
+        self.path = path
+        self.offset = offset
+
+
+class StorageUnavailable(NearcastError):
+    """The disk does not take what must be stored (full, read-only, gone). ``path`` is the file that failed."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
