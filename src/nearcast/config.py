@@ -6,7 +6,22 @@ the file, the line and the key at fault (:class:`~nearcast.errors.ConfigError`).
 
 from __future__ import annotations
 
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
 import msgspec
+
+from nearcast.errors import ConfigError
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    """Refuse a value. The backticked field name is what :func:`load_broker_config` finds the line by."""
+    if not condition:
+        raise ValueError(f"`{field}` {message}")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +91,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retain_available: bool = True
     """Whether messages may be retained."""
 
+    def __post_init__(self) -> None:
+        for field in ("max_connections", "max_queued_messages", "max_queued_bytes", "max_output_bytes", "max_subscriptions"):
+            _require(getattr(self, field) >= 1, field, "must be at least 1")
+        for field in ("max_topic_levels", "max_sessions"):
+            _require(getattr(self, field) >= 1, field, "must be at least 1")
+        for field in ("receive_maximum", "max_inflight"):
+            _require(1 <= getattr(self, field) <= 65_535, field, "must be between 1 and 65,535")
+        for field in ("topic_alias_maximum", "keep_alive_seconds"):
+            _require(0 <= getattr(self, field) <= 65_535, field, "must be between 0 and 65,535")
+        _require(self.connect_timeout_seconds > 0, "connect_timeout_seconds", "must be above 0")
+        _require(64 <= self.max_packet_bytes <= 268_435_460, "max_packet_bytes", "must be between 64 and 268,435,460")
+        _require(self.stall_timeout_seconds >= 0, "stall_timeout_seconds", "must not be negative")
+        expiry = self.max_session_expiry_seconds
+        _require(0 <= expiry <= 4_294_967_295, "max_session_expiry_seconds", "must be between 0 and 4,294,967,295")
+        _require(self.max_retained_messages >= 0, "max_retained_messages", "must not be negative")
+        _require(self.max_qos in (0, 1, 2), "max_qos", "must be 0, 1 or 2")
+
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the broker's pure machine needs to know."""
@@ -91,3 +123,451 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     response_information: str | None = None
     """Prefix for response topics, given to MQTT 5 clients that ask for Response Information. Unset: none is given."""
+
+
+DEFAULT_PORTS = {"tcp": 1883, "tls": 8883, "ws": 8083, "wss": 8084, "unix": 0}
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One place where clients connect. A broker has any number of them."""
+
+    kind: Literal["tcp", "tls", "ws", "wss", "unix"] = "tcp"
+    """Plain TCP, TLS, MQTT over WebSocket, WebSocket over TLS, or a Unix socket."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. The default is reachable from this machine only; "0.0.0.0" and "::" mean every interface, and then
+    clients need credentials unless ``allow_anonymous`` says otherwise."""
+
+    port: int | None = None
+    """Port to listen on. Unset: 1883 (tcp), 8883 (tls), 8083 (ws), 8084 (wss). 0 takes a free one; the log says which."""
+
+    path: str | None = None
+    """For ``unix`` the socket's file. For ``ws`` and ``wss`` the only URL path that is served ("/mqtt"); unset serves any."""
+
+    origins: tuple[str, ...] | None = None
+    """For ``ws`` and ``wss``: the web origins ("https://example.org") whose pages may connect. Unset allows pages served by
+    the same host only, so that a foreign page in a local user's browser cannot reach a broker that trusts loopback. "*" allows
+    all. Clients that are no browsers send no origin and are not concerned."""
+
+    certificate_file: str | None = None
+    """PEM file with the server's certificate chain, leaf first. Needed by ``tls`` and ``wss``. Read again at SIGHUP."""
+
+    key_file: str | None = None
+    """PEM file with the certificate's private key, without a passphrase. Needed and read again as ``certificate_file``."""
+
+    ca_file: str | None = None
+    """PEM file with the authorities that sign client certificates. Needed unless ``client_certificates`` is "none"."""
+
+    client_certificates: Literal["none", "optional", "required"] = "none"
+    """Whether clients are asked for a certificate ("optional") and turned away in the TLS handshake without one ("required").
+    A certificate that is shown is always verified against ``ca_file``."""
+
+    certificate_username: bool = False
+    """Whether the common name of a client's certificate becomes its user name. Such a client needs no password, and the user
+    name in its CONNECT is ignored."""
+
+    mode: int = 0o660
+    """Permission bits of a Unix socket (in TOML ``mode = 0o660``). Wider lets more local users in."""
+
+    allow_anonymous: bool | None = None
+    """Overrides ``security.allow_anonymous`` for this listener."""
+
+    backlog: int = 4_096
+    """Connections the kernel completes before we accept them. Too low resets clients in a reconnect storm; the kernel caps it
+    at net.core.somaxconn."""
+
+    def __post_init__(self) -> None:
+        secure = self.kind in ("tls", "wss")
+        _require(self.port is None or 0 <= self.port <= 65_535, "port", "must be between 0 and 65,535")
+        _require(self.kind != "unix" or bool(self.path), "path", "is needed by a unix listener: the socket's file")
+        if self.kind in ("ws", "wss"):
+            _require(self.path is None or self.path.startswith("/"), "path", 'of a WebSocket listener must start with "/"')
+        _require(not secure or self.certificate_file is not None, "certificate_file", f"is needed by a {self.kind} listener")
+        _require(not secure or self.key_file is not None, "key_file", f"is needed by a {self.kind} listener")
+        if self.client_certificates != "none":
+            _require(secure, "client_certificates", f"mean nothing on a {self.kind} listener; use tls or wss")
+            _require(self.ca_file is not None, "ca_file", "is needed to verify client certificates")
+        if self.certificate_username:
+            _require(self.client_certificates != "none", "certificate_username", "needs client_certificates")
+        _require(0 <= self.mode <= 0o777, "mode", "must be permission bits between 0o000 and 0o777")
+        _require(self.backlog >= 1, "backlog", "must be at least 1")
+
+    @property
+    def effective_port(self) -> int:
+        """The port asked for, or the kind's usual one."""
+        return DEFAULT_PORTS[self.kind] if self.port is None else self.port
+
+    @property
+    def name(self) -> str:
+        """What this listener is called in logs and in :class:`~nearcast.mqtt.access.Peer`; unique within a broker."""
+        if self.kind == "unix":
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.kind}:{host}:{self.effective_port}"
+
+
+class AccessRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the access control list; :mod:`nearcast.broker.access_rules` says how a list of them decides."""
+
+    action: Literal["allow", "deny"]
+    """What happens when the rule applies."""
+
+    access: Literal["publish", "subscribe", "all"] = "all"
+    """Which requests the rule speaks about."""
+
+    topic: str
+    """Topic filter. ``%c`` stands for the client identifier, ``%u`` for the user name; either must be a whole level or part of
+    one, and a client whose name holds ``+``, ``#`` or ``/`` is never served by such a rule."""
+
+    user: str | None = None
+    """User name the rule applies to; ``*`` matches any run of characters. Unset: everybody. "" is a client without a name."""
+
+    client: str | None = None
+    """Client identifier the rule applies to; ``*`` as above. Unset: every client. Clients choose their identifier, so a rule
+    by identifier alone protects nothing from a client that lies."""
+
+
+class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who gets in, and what they may do there."""
+
+    password_file: str | None = None
+    """Users and their scrypt hashes, as ``nearcast passwd`` writes them. Unset: no user name is accepted with a password. Read
+    again at SIGHUP."""
+
+    allow_anonymous: bool | None = None
+    """Whether clients without credentials are let in. Unset: from this machine only (loopback, Unix socket), and not even
+    there once a password file is given. A listener can override it."""
+
+    acl: tuple[AccessRule, ...] = ()
+    """Access rules, first match wins. Once there is any rule, here or in ``acl_file``, whatever no rule allows is denied."""
+
+    acl_file: str | None = None
+    """File with one rule per line, appended to ``acl``. Read again at SIGHUP."""
+
+    connect_rate_per_second: float = 500.0
+    """Connections accepted from one source address per second, in the long run. Above it a connection is closed before a byte
+    of it is read. Too low hurts fleets behind one NAT address after a broker restart; 0 turns the limit off."""
+
+    connect_burst: int = 5_000
+    """Connections one source address may open at once before ``connect_rate_per_second`` bites."""
+
+    connect_rate_exempts_loopback: bool = True
+    """Whether this machine's own clients are free of the connect rate."""
+
+    max_pending_verifications: int = 256
+    """Password checks waiting or running at once. A further CONNECT is answered 0x89 (server busy). Each check costs tens of
+    milliseconds of one core, by design of scrypt: too high lets clients wait past their time-out."""
+
+    verification_threads: int = 2
+    """Threads that check passwords, beside the event loop. More serve a reconnect storm faster and take the loop's core."""
+
+    verification_cache_size: int = 10_000
+    """Recent successful password checks remembered (as a digest keyed with a secret of this process, for ten minutes), so
+    that a client that reconnects costs no scrypt. 0 remembers none."""
+
+    def __post_init__(self) -> None:
+        _require(self.connect_rate_per_second >= 0, "connect_rate_per_second", "must not be negative")
+        for field in ("connect_burst", "max_pending_verifications", "verification_threads"):
+            _require(getattr(self, field) >= 1, field, "must be at least 1")
+        _require(self.verification_cache_size >= 0, "verification_cache_size", "must not be negative")
+
+
+class Persistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What survives the process."""
+
+    directory: str | None = None
+    """Where sessions, queued and in-flight QoS 1/2 messages and retained messages are journalled. Unset: all of that lives in
+    memory and ends with the process."""
+
+    sync: Literal["os", "fsync"] = "fsync"
+    """When an acknowledgement may leave. "os": once what it promises is written to the kernel, which survives ``kill -9`` of
+    the process but not a power cut or a kernel crash. "fsync": once it is on the disk (fdatasync, one for all that came
+    together), which survives power loss on hardware that honours flushes, and adds a disk flush to the latency of QoS 1 and 2."""
+
+    segment_bytes: int = 67_108_864
+    """Size at which a journal file is closed and a new one begun. Small segments are reclaimed sooner and cost more files."""
+
+    snapshot_bytes: int = 268_435_456
+    """Journal written since the last snapshot at which a new one is made. Too low writes snapshots all the time; too high
+    makes a restart replay more and keeps more on disk."""
+
+    def __post_init__(self) -> None:
+        _require(self.segment_bytes >= 65_536, "segment_bytes", "must be at least 65,536")
+        _require(self.snapshot_bytes >= 65_536, "snapshot_bytes", "must be at least 65,536")
+
+
+class Observability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the broker can be watched."""
+
+    http_port: int | None = None
+    """Port of /metrics, /healthz and /rates. Unset: not served. 0 takes a free one and says which in the log."""
+
+    http_host: str = "127.0.0.1"
+    """Address they are served on. They name topics and clients and know no password: think before leaving loopback."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe event logged. "debug" adds what happens to single connections before CONNECT. Reloaded at SIGHUP."""
+
+    log_format: Literal["text", "json"] = "text"
+    """One line per event: readable ``key=value`` text, or a JSON object."""
+
+    log_events_per_second: float = 200.0
+    """Connection events logged per second, per kind of event, before the rest are counted instead ("suppressed=..."); 0 logs
+    all. A reconnect storm must not be slowed by its own log."""
+
+    sys_interval_seconds: float = 10.0
+    """How often the ``$SYS/broker/...`` topics are published; 0 turns them off. Each round costs one retained message per
+    topic and subscriber."""
+
+    top_n: int = 20
+    """Topics and clients listed in /rates and /metrics. Every one is a label in Prometheus, so keep it small; 0 lists none."""
+
+    def __post_init__(self) -> None:
+        _require(self.http_port is None or 0 <= self.http_port <= 65_535, "http_port", "must be between 0 and 65,535")
+        _require(self.log_events_per_second >= 0, "log_events_per_second", "must not be negative")
+        _require(self.sys_interval_seconds >= 0, "sys_interval_seconds", "must not be negative")
+        _require(0 <= self.top_n <= 1_000, "top_n", "must be between 0 and 1,000")
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything ``nearcast broker`` can be told."""
+
+    listeners: tuple[Listener, ...] = (Listener(),)
+    """Where clients connect. Unset: plain TCP on 127.0.0.1:1883."""
+
+    limits: Limits = Limits()
+    """Bounds on everything a client can make the broker keep or do."""
+
+    security: Security = Security()
+    """Who gets in, and what they may do."""
+
+    persistence: Persistence = Persistence()
+    """What survives the process."""
+
+    observability: Observability = Observability()
+    """Metrics, health, logs, ``$SYS``."""
+
+    server_reference: str | None = None
+    """As in :class:`EngineSettings`."""
+
+    response_information: str | None = None
+    """As in :class:`EngineSettings`."""
+
+    shutdown_timeout_seconds: float = 5.0
+    """Time a graceful shutdown gives clients to take what is still to be sent. Too low cuts off slow ones, which then learn of
+    the shutdown by a lost connection; nothing acknowledged is lost either way."""
+
+    def __post_init__(self) -> None:
+        _require(len(self.listeners) > 0, "listeners", "must name at least one")
+        seen: set[str] = set()
+        for listener in self.listeners:
+            _require(listener.effective_port == 0 or listener.name not in seen, "listeners", f"repeat {listener.name}")
+            seen.add(listener.name)
+        _require(self.shutdown_timeout_seconds >= 0, "shutdown_timeout_seconds", "must not be negative")
+
+    def engine_settings(self) -> EngineSettings:
+        """The part of this that the pure machine needs."""
+        return EngineSettings(
+            limits=self.limits,
+            durable=self.persistence.directory is not None,
+            server_reference=self.server_reference,
+            response_information=self.response_information,
+        )
+
+
+def load_broker_config(path: str | Path) -> BrokerConfig:
+    """Read a broker's TOML file. File names in it are taken relative to its own directory."""
+    location = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigError(f"cannot read the configuration: {reason}", path=location) from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"line (\d+)", str(error))
+        line = int(found.group(1)) if found else text.count("\n") + 1
+        raise ConfigError(f"not valid TOML: {error}", path=location, line=line) from error
+    try:
+        config = msgspec.convert(data, BrokerConfig)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), text, location) from error
+    return _anchor(config, Path(path).parent)
+
+
+def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
+    """The same configuration with its file names made relative to the current directory instead of the file's."""
+
+    def anchored(name: str | None) -> str | None:
+        return None if name is None else str(directory / name)
+
+    listeners = tuple(
+        msgspec.structs.replace(
+            listener,
+            path=anchored(listener.path) if listener.kind == "unix" else listener.path,
+            certificate_file=anchored(listener.certificate_file),
+            key_file=anchored(listener.key_file),
+            ca_file=anchored(listener.ca_file),
+        )
+        for listener in config.listeners
+    )
+    security = config.security
+    return msgspec.structs.replace(
+        config,
+        listeners=listeners,
+        security=msgspec.structs.replace(
+            security, password_file=anchored(security.password_file), acl_file=anchored(security.acl_file)
+        ),
+        persistence=msgspec.structs.replace(config.persistence, directory=anchored(config.persistence.directory)),
+    )
+
+
+def _explain(message: str, text: str, location: str) -> ConfigError:
+    """msgspec's message with the key spelt out, its line, and the nearest valid key for a typing error."""
+    message, _, place = message.partition(" - at `$")
+    found = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", place.rstrip("`"))
+    steps: list[str | int] = [int(index) if index else name for name, index in found]
+    field = re.search(r"`([^`]+)`", message)
+    names_field = message.startswith(("`", "Object contains unknown field", "Object missing required field"))
+    if field is not None and names_field:
+        steps.append(field.group(1))
+    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
+    if message.startswith("Object contains unknown field"):
+        near = difflib.get_close_matches(str(steps[-1]), _fields_at(steps[:-1]), n=1, cutoff=0.5)
+        hint = f"; did you mean `{near[0]}`?" if near else f"; known here: {', '.join(_fields_at(steps[:-1]))}"
+        message = f"unknown key `{key}`{hint}"
+    elif message.startswith("Object missing required field"):
+        message = f"`{key}` is missing"
+    elif message.startswith("`"):
+        message = f"`{key}`{message[message.index('`', 1) + 1 :]}"
+    elif message.startswith("Invalid enum value"):
+        choices = " or ".join(f'"{choice}"' for choice in _type_at(steps).__args__)
+        message = f"`{key}` must be {choices}"
+    else:
+        message = f"`{key}`: {message[0].lower()}{message[1:]}"
+    return ConfigError(message, path=location, key=key, line=_line_of(text, tuple(steps)))
+
+
+def _type_at(steps: list[str | int]) -> Any:
+    """The type of the value at ``steps``, as the structs declare it."""
+    found: Any = BrokerConfig
+    for step in steps:
+        if isinstance(step, int):
+            found = found.__args__[0]
+        else:
+            found = {field.name: field.type for field in msgspec.structs.fields(found)}[step]
+    return found
+
+
+def _fields_at(steps: list[str | int]) -> list[str]:
+    """The keys that the table at ``steps`` may hold."""
+    return [field.name for field in msgspec.structs.fields(_type_at(steps))]
+
+
+def _line_of(text: str, steps: tuple[str | int, ...]) -> int | None:
+    """The line of a key, or of the innermost table around it that the file mentions."""
+    lines: dict[tuple[str | int, ...], int] = {}
+    for found, position in _TomlKeys(text).positions():
+        # A dotted key or header also opens the tables it goes through.
+        for length in range(1, len(found) + 1):
+            lines.setdefault(found[:length], text.count("\n", 0, position) + 1)
+    while steps:
+        if steps in lines:
+            return lines[steps]
+        steps = steps[:-1]
+    return None
+
+
+class _TomlKeys:
+    """Where each key of a TOML document stands. Reads only what :mod:`tomllib` has accepted, so it checks nothing itself."""
+
+    _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+    _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
+    _BARE = re.compile(r"[A-Za-z0-9_-]+")
+    _SCALAR = re.compile(r"[^,\]}#\n]+")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def positions(self) -> Iterator[tuple[tuple[str | int, ...], int]]:
+        """Every key's path with its position, in the order of the file."""
+        lengths: dict[tuple[str | int, ...], int] = {}
+        table: tuple[str | int, ...] = ()
+        self._skip()
+        while self._at < len(self._text):
+            start = self._at
+            if self._text[start] == "[":
+                array = self._text.startswith("[[", start)
+                self._at += 2 if array else 1
+                table = ()
+                names = self._key()
+                for index, name in enumerate(names):
+                    table += (name,)
+                    if array and index == len(names) - 1:
+                        lengths[table] = lengths.get(table, 0) + 1
+                    if table in lengths:
+                        table += (lengths[table] - 1,)
+                self._at += 2 if array else 1
+                yield table, start
+            else:
+                yield from self._pair(table)
+            self._skip()
+
+    def _skip(self) -> None:
+        found = self._BLANK.match(self._text, self._at)
+        if found is not None:
+            self._at = found.end()
+
+    def _key(self) -> list[str]:
+        names = []
+        while True:
+            self._skip()
+            if self._text[self._at] in "\"'":
+                names.append(next(iter(tomllib.loads(f"{self._take(self._STRING)} = 0"))))
+            else:
+                names.append(self._take(self._BARE))
+            self._skip()
+            if self._text[self._at] != ".":
+                return names
+            self._at += 1
+
+    def _pair(self, table: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], int]]:
+        start = self._at
+        path = (*table, *self._key())
+        yield path, start
+        self._at += 1
+        yield from self._value(path)
+
+    def _value(self, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], int]]:
+        self._skip()
+        opening = self._text[self._at]
+        if opening in "[{":
+            closing = "]" if opening == "[" else "}"
+            self._at += 1
+            self._skip()
+            index = 0
+            while self._text[self._at] != closing:
+                if opening == "[":
+                    yield (*path, index), self._at
+                    yield from self._value((*path, index))
+                else:
+                    yield from self._pair(path)
+                index += 1
+                self._skip()
+                if self._text[self._at] == ",":
+                    self._at += 1
+                    self._skip()
+            self._at += 1
+        elif opening in "\"'":
+            self._take(self._STRING)
+        else:
+            self._take(self._SCALAR)
+
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise ConfigError("a key's line could not be found")
+        self._at = found.end()
+        return found.group()
