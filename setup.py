@@ -1,0 +1,95 @@
+"""Compiles the hot modules with mypyc where that is possible. Everything else about the package is in pyproject.toml.
+
+The hot modules are all of ``src/nearcast/mqtt``. They are ordinary Python: without a C compiler, with ``NEARCAST_COMPILE=0``
+or when compiling fails, the package is built without extensions, says so in one line, and behaves the same, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+from setuptools import Distribution, Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HOT_DIRECTORY = Path("src/nearcast/mqtt")
+# One shared library holds the code of all hot modules; the others are shims that load it.
+SHARED_LIBRARY = "nearcast_hot"
+
+
+def reason_not_to_compile() -> str | None:
+    """Why compiling is not even tried; None when it is."""
+    if os.environ.get("NEARCAST_COMPILE") == "0":
+        return "NEARCAST_COMPILE=0"
+    candidates = [os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"]
+    if not any(shutil.which(shlex.split(candidate)[0]) for candidate in candidates if candidate):
+        return "no C compiler found"
+    return None
+
+
+def hot_extensions() -> list[Extension]:
+    """Runs mypyc: type-checks the hot modules and writes their C."""
+    from mypyc.build import mypycify
+
+    sources = sorted(str(path) for path in HOT_DIRECTORY.glob("*.py") if path.name != "__init__.py")
+    extensions: list[Extension] = mypycify(sources, opt_level="3", debug_level="0", group_name=SHARED_LIBRARY)
+    return extensions
+
+
+def built_files(root: Path) -> list[Path]:
+    """Extension files of earlier builds under ``root``, those whose source is gone included."""
+    hot = root / HOT_DIRECTORY.relative_to("src")
+    return [*root.glob(f"{SHARED_LIBRARY}__mypyc*.so"), *hot.glob("*.so")]
+
+
+class HotDistribution(Distribution):
+    """Says that there are extensions before they are known: finding them takes mypyc seconds, and only building needs them."""
+
+    def has_ext_modules(self) -> bool:
+        return reason_not_to_compile() is None
+
+
+class BuildHotModules(build_ext):
+    """Builds the extensions, or none at all: a half-compiled package would mix two builds."""
+
+    def run(self) -> None:
+        root = Path("src") if self.inplace else Path(self.build_lib)
+        # Also what an earlier build left: an extension hides its source, so one that is not rebuilt would run old code.
+        self.remove_built(root)
+        reason = reason_not_to_compile()
+        if reason is None:
+            reason = self.compile(root)
+        if reason is not None:
+            print(f"nearcast: hot modules stay uncompiled, several times slower: {reason}", file=sys.stderr)
+
+    def compile(self, root: Path) -> str | None:
+        """Returns what went wrong, if something did."""
+        started = time.time()
+        try:
+            self.distribution.ext_modules = hot_extensions()
+            self.finalize_options()
+            super().run()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - mypyc exits on type errors; any failure means "run plain"
+            self.distribution.ext_modules = self.extensions = []
+            self.remove_built(root)
+            return f"compiling failed ({type(error).__name__}: {error})"
+        # A source that was edited while we compiled must count as newer than its extension (nearcast.compiled compares).
+        for path in built_files(root):
+            os.utime(path, (started, started))
+        return None
+
+    def remove_built(self, root: Path) -> None:
+        for path in built_files(root):
+            path.unlink()
+
+
+setup(
+    distclass=HotDistribution,
+    cmdclass={"build_ext": BuildHotModules},
+    ext_modules=[],
+)
