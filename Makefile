@@ -35,6 +35,7 @@ help: ## show this list
 		printf '  make %-10s %s\n' "$$name" "$$text"; done
 
 install: $(COMPILED) ## make .venv with everything, so that .venv/bin/nearcast works
+	@:
 
 demo: install ## start a broker and clients, show messages flowing; ends by itself
 	@$(BIN)/nearcast demo
@@ -60,7 +61,7 @@ bench: install ## compare with the brokers that are installed; prints ratios, wr
 lock: ## write the newest versions that fit pyproject.toml to requirements.lock
 	@$(CHECK_PYTHON)
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	NEARCAST_COMPILE=0 build/lock/bin/python -m pip --disable-pip-version-check install -q -e '.[dev]'
+	NEARCAST_COMPILE=0 build/lock/bin/python -m pip --disable-pip-version-check install -qq -e '.[dev]'
 	@{ sed -n '/^#/p' requirements.lock; \
 		build/lock/bin/python -m pip --disable-pip-version-check freeze --exclude-editable --exclude pip --all; } >build/requirements.lock
 	@mv build/requirements.lock requirements.lock && rm -rf build/lock
@@ -98,8 +99,8 @@ $(STAMPS)/venv:
 # Without build isolation, and uncompiled: the compiling below then happens once, with the versions of the lock.
 $(STAMPS)/installed: $(STAMPS)/venv pyproject.toml requirements.lock setup.py
 	@echo "installing packages"
-	@$(PIP) install -q -c requirements.lock setuptools mypy
-	@NEARCAST_COMPILE=0 $(PIP) install -q -c requirements.lock --no-build-isolation -e '.[dev]'
+	@$(PIP) install -qq -c requirements.lock setuptools mypy
+	@NEARCAST_COMPILE=0 $(PIP) install -qq -c requirements.lock --no-build-isolation -e '.[dev]'
 	@touch $@
 
 # The stamp is dated before compiling starts: a source saved meanwhile is newer, and the next make compiles again.

@@ -71,8 +71,7 @@ class BuildHotModules(build_ext):
         """Returns what went wrong, if something did."""
         started = time.time()
         try:
-            self.distribution.ext_modules = hot_extensions()
-            self.finalize_options()
+            self.accept(hot_extensions())
             super().run()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - mypyc exits on type errors; any failure means "run plain"
             self.distribution.ext_modules = self.extensions = []
@@ -82,6 +81,14 @@ class BuildHotModules(build_ext):
         for path in built_files(root):
             os.utime(path, (started, started))
         return None
+
+    def accept(self, extensions: list[Extension]) -> None:
+        """Starts the command anew with extensions that were not known when it was finalized."""
+        self.distribution.ext_modules = extensions
+        inplace, editable_mode = self.inplace, self.editable_mode
+        self.initialize_options()
+        self.inplace, self.editable_mode = inplace, editable_mode
+        self.finalize_options()
 
     def remove_built(self, root: Path) -> None:
         for path in built_files(root):
