@@ -220,7 +220,8 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     one, and a client whose name holds ``+``, ``#`` or ``/`` is never served by such a rule."""
 
     user: str | None = None
-    """User name the rule applies to; ``*`` matches any run of characters. Unset: everybody. "" is a client without a name."""
+    """User name the rule applies to; ``*`` matches any run of characters, and alone any user but no anonymous client. Unset:
+    everybody. "" is a client without a name."""
 
     client: str | None = None
     """Client identifier the rule applies to; ``*`` as above. Unset: every client. Clients choose their identifier, so a rule
@@ -282,7 +283,8 @@ class Persistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sync: Literal["os", "fsync"] = "fsync"
     """When an acknowledgement may leave. "os": once what it promises is written to the kernel, which survives ``kill -9`` of
     the process but not a power cut or a kernel crash. "fsync": once it is on the disk (fdatasync, one for all that came
-    together), which survives power loss on hardware that honours flushes, and adds a disk flush to the latency of QoS 1 and 2."""
+    together), which survives power loss on hardware that honours flushes, and adds a disk flush to the latency of QoS 1
+    and 2."""
 
     segment_bytes: int = 67_108_864
     """Size at which a journal file is closed and a new one begun. Small segments are reclaimed sooner and cost more files."""

@@ -1,0 +1,214 @@
+"""The access control list: which client may publish to and subscribe to what.
+
+Rules are tried in order and the first that applies decides:
+
+- A **publish** is decided by the first rule whose filter matches the topic.
+- A **subscribe** asks for a whole set of topics. An *allow* applies only when its filter covers every topic the asked filter
+  can match; a *deny* applies as soon as it could match one of them. So ``deny a/secret`` before ``allow a/#`` refuses ``a/#``
+  and ``a/+``, and grants ``a/public``. A shared subscription is judged by its inner filter.
+- When no rule applies the answer is no. A broker without any rule allows everything but publishing below ``$SYS/``, which is
+  the broker's own in any case. With rules, reading ``$SYS/#`` needs a rule that says so: ``#`` does not match it (section
+  4.7.2).
+
+``%c`` and ``%u`` are filled in with the client identifier and the user name. A name that holds ``+``, ``#`` or ``/``, is empty
+or missing, or would turn the filter into a ``$`` topic, could widen a rule. An *allow* is then no use to that client, and a
+*deny* reaches everything from the level on that could not be filled in.
+
+This module knows topics and names; it knows no sockets, and who a client is was settled before it is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, cast
+
+from nearcast.config import AccessRule
+from nearcast.errors import ConfigError
+from nearcast.mqtt import topics
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every topic that the filter ``narrow`` matches is matched by the filter ``wide`` too."""
+    wide_levels, narrow_levels = _levels(wide), _levels(narrow)
+    for position, level in enumerate(wide_levels):
+        if level == "#":
+            return True
+        if position == len(narrow_levels):
+            return False
+        other = narrow_levels[position]
+        if other == "#":
+            return False
+        if level == "+":
+            if position == 0 and other.startswith("$"):  # [MQTT-4.7.2-1]
+                return False
+        elif level != other:
+            return False
+    return len(wide_levels) == len(narrow_levels)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether some topic is matched by both filters."""
+    one_levels, other_levels = _levels(one), _levels(other)
+    for position in range(max(len(one_levels), len(other_levels))):
+        here = one_levels[position] if position < len(one_levels) else None
+        there = other_levels[position] if position < len(other_levels) else None
+        if here == "#" or there == "#":
+            return True
+        if here is None or there is None:
+            return False
+        if "+" in (here, there):
+            if position == 0 and (here.startswith("$") or there.startswith("$")):  # [MQTT-4.7.2-1]
+                return False
+        elif here != there:
+            return False
+    return True
+
+
+def _levels(topic_filter: str) -> list[str]:
+    # A topic has at least one level, so `#` and `+/#` match the same topics; with the longer form, `#` is never the first
+    # level and always stands for "these levels, and any number more".
+    return topic_filter.split("/") if topic_filter != "#" else ["+", "#"]
+
+
+def fill(template: str, client_id: str, username: str | None) -> str | None:
+    """The filter with ``%c`` and ``%u`` filled in, or ``None`` when one of the names must not be."""
+    names = {"%c": client_id, "%u": username or ""}
+    for placeholder, name in names.items():
+        if placeholder in template and (not name or any(character in name for character in "+#/\0")):
+            return None
+    return re.sub("%[cu]", lambda found: names[found.group()], template)
+
+
+class _Rule:
+    """An :class:`AccessRule` made ready to be asked often."""
+
+    __slots__ = ("access", "allow", "client", "fallback", "filled", "topic", "user")
+
+    def __init__(self, rule: AccessRule) -> None:
+        self.allow = rule.action == "allow"
+        self.access = rule.access
+        self.topic = rule.topic
+        self.user = _pattern(rule.user)
+        self.client = _pattern(rule.client)
+        self.filled = "%c" in rule.topic or "%u" in rule.topic
+        # What a deny reaches when it cannot be filled in: everything from the first level with a placeholder on.
+        kept: list[str] = []
+        for level in rule.topic.split("/"):
+            if "%c" in level or "%u" in level:
+                break
+            kept.append(level)
+        self.fallback = "/".join([*kept, "#"])
+
+    def concerns(self, client_id: str, username: str | None) -> bool:
+        if self.user is not None and self.user.fullmatch(username or "") is None:
+            return False
+        return self.client is None or self.client.fullmatch(client_id) is not None
+
+    def filter_for(self, client_id: str, username: str | None) -> str | None:
+        if not self.filled:
+            return self.topic
+        filled = fill(self.topic, client_id, username)
+        if filled is None:
+            return None if self.allow else self.fallback
+        if self.allow and filled.startswith("$") and not self.topic.startswith("$"):
+            return None
+        return filled
+
+
+def _pattern(pattern: str | None) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    if pattern == "*":
+        return re.compile(".+", re.DOTALL)  # any name, but not the lack of one
+    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
+
+
+class AccessList:
+    """An :class:`~nearcast.mqtt.access.Authorizer` that goes by rules."""
+
+    def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
+        prepared = [_Rule(rule) for rule in rules]
+        self._publish = [rule for rule in prepared if rule.access != "subscribe"]
+        self._subscribe = [rule for rule in prepared if rule.access != "publish"]
+        self.rule_count = len(prepared)
+
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
+        if topic.startswith("$SYS/") or topic == "$SYS":
+            return False
+        for rule in self._publish:
+            if rule.concerns(client_id, username):
+                topic_filter = rule.filter_for(client_id, username)
+                if topic_filter is not None and topics.matches(topic_filter, topic):
+                    return rule.allow
+        return self.rule_count == 0
+
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> bool:
+        try:
+            _, asked = topics.parse_shared(topic_filter)
+        except ValueError:
+            return False
+        for rule in self._subscribe:
+            if rule.concerns(client_id, username):
+                held = rule.filter_for(client_id, username)
+                if held is not None and (covers(held, asked) if rule.allow else overlaps(held, asked)):
+                    return rule.allow
+        return self.rule_count == 0
+
+
+_LINE = re.compile(r"(?P<action>\S+)\s+(?P<access>\S+)\s+(?P<names>(?:(?:user|client)=\S*\s+)*)topic\s+(?P<topic>\S.*)")
+
+
+def parse_rules(text: str, path: str) -> list[AccessRule]:
+    """Rules from a file: ``allow|deny publish|subscribe|all [user=NAME] [client=NAME] topic FILTER``, one per line; ``#`` at
+    the start of a line begins a comment. Names may hold ``*``; one with spaces needs the TOML form."""
+    rules = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        if found is None:
+            message = "a rule is written `allow|deny publish|subscribe|all [user=NAME] [client=NAME] topic FILTER`"
+            raise ConfigError(message, path=path, line=number)
+        action, access = found["action"], found["access"]
+        if action not in ("allow", "deny"):
+            raise ConfigError(f'a rule begins with "allow" or "deny", not "{action}"', path=path, line=number)
+        if access not in ("publish", "subscribe", "all"):
+            raise ConfigError(f'access is "publish", "subscribe" or "all", not "{access}"', path=path, line=number)
+        names = dict(name.split("=", 1) for name in found["names"].split())
+        rule = AccessRule(
+            action=cast(Literal["allow", "deny"], action),
+            access=cast(Literal["publish", "subscribe", "all"], access),
+            topic=found["topic"],
+            user=names.get("user"),
+            client=names.get("client"),
+        )
+        check_rule(rule, path, number)
+        rules.append(rule)
+    return rules
+
+
+def check_rule(rule: AccessRule, path: str | None = None, line: int | None = None) -> None:
+    """Refuse a rule whose filter could never match anything."""
+    fault = topics.filter_fault(rule.topic, 65_535)
+    if not fault and rule.topic.startswith(topics.SHARE_PREFIX):
+        fault = "a rule names the filter inside a shared subscription, without $share/NAME/"
+    if fault:
+        raise ConfigError(f"access rule for topic `{rule.topic}`: {fault}", path=path, key="acl", line=line)
+
+
+def load_access_list(inline: Iterable[AccessRule], path: str | None) -> AccessList:
+    """The rules of the configuration followed by those of its ``acl_file``."""
+    rules = list(inline)
+    for rule in rules:
+        check_rule(rule)
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+            raise ConfigError(f"cannot read the access rules: {reason}", path=path, key="security.acl_file") from error
+        rules.extend(parse_rules(text, path))
+    return AccessList(rules)
