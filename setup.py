@@ -13,8 +13,9 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 
-from setuptools import Distribution, Extension, setup
+from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 HOT_DIRECTORY = Path("src/nearcast/mqtt")
@@ -32,13 +33,12 @@ def reason_not_to_compile() -> str | None:
     return None
 
 
-def hot_extensions() -> list[Extension]:
+def hot_extensions() -> list[Any]:
     """Runs mypyc: type-checks the hot modules and writes their C."""
     from mypyc.build import mypycify
 
     sources = sorted(str(path) for path in HOT_DIRECTORY.glob("*.py") if path.name != "__init__.py")
-    extensions: list[Extension] = mypycify(sources, opt_level="3", debug_level="0", group_name=SHARED_LIBRARY)
-    return extensions
+    return mypycify(sources, opt_level="3", debug_level="0", group_name=SHARED_LIBRARY)
 
 
 def built_files(root: Path) -> list[Path]:
@@ -82,12 +82,12 @@ class BuildHotModules(build_ext):
             os.utime(path, (started, started))
         return None
 
-    def accept(self, extensions: list[Extension]) -> None:
+    def accept(self, extensions: list[Any]) -> None:
         """Starts the command anew with extensions that were not known when it was finalized."""
         self.distribution.ext_modules = extensions
-        inplace, editable_mode = self.inplace, self.editable_mode
+        given = {name: getattr(self, name) for name in ("inplace", "editable_mode")}
         self.initialize_options()
-        self.inplace, self.editable_mode = inplace, editable_mode
+        vars(self).update(given)
         self.finalize_options()
 
     def remove_built(self, root: Path) -> None:
