@@ -1,0 +1,204 @@
+"""The client's outgoing messages: identifiers, window, waiting queue, what a new connection must resend, topic aliases.
+
+A message is in exactly one of four places, and moves only downwards:
+
+    waiting ──► in flight (PUBLISH sent) ──► releasing (QoS 2: PUBREC came, PUBREL sent) ──► completed
+                     ▲
+       unsent ───────┘   (in flight before a reconnect, not yet sent again on this connection)
+
+``quota`` is the send quota of MQTT 5.0 section 4.9: it starts at the server's Receive Maximum for each connection, each
+PUBLISH takes one, each PUBACK, PUBCOMP and failing PUBREC gives one back. Nothing here encodes or sends: the machine asks
+:meth:`OutgoingMessages.next_to_send` until it gives nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from nearcast.errors import LocalProtocolError
+from nearcast.mqtt.packets import Properties, Publish
+
+
+class Outgoing:
+    """One QoS 1 or 2 message on its way, and the token by which its publisher knows it."""
+
+    def __init__(self, token: int, publish: Publish) -> None:
+        self.token = token
+        self.publish = publish
+
+
+class PacketIdentifiers:
+    """Packet identifiers 1 to 65,535 in use by this side: shared by PUBLISH, SUBSCRIBE and UNSUBSCRIBE (section 2.2.1)."""
+
+    def __init__(self) -> None:
+        self._in_use: set[int] = set()
+        self._last = 0
+
+    def take(self) -> int:
+        if len(self._in_use) >= 65_535:
+            raise LocalProtocolError("all 65,535 packet identifiers are in use: wait for acknowledgements")
+        candidate = self._last
+        while True:
+            candidate = candidate + 1 if candidate < 65_535 else 1
+            if candidate not in self._in_use:
+                break
+        self._last = candidate
+        self._in_use.add(candidate)
+        return candidate
+
+    def give_back(self, packet_id: int) -> None:
+        self._in_use.discard(packet_id)
+
+
+class OutgoingMessages:
+    """See the module's essay."""
+
+    def __init__(self, identifiers: PacketIdentifiers, max_waiting: int) -> None:
+        self._identifiers = identifiers
+        self._max_waiting = max_waiting
+        self._waiting: deque[Outgoing] = deque()
+        self._unsent: deque[int] = deque()
+        # Both keep the order in which their packets were first sent: section 4.6 asks for it when resending.
+        self._in_flight: dict[int, Outgoing] = {}
+        self._releasing: dict[int, Outgoing] = {}
+        self._window = 0
+        self._quota = 0
+
+    def __len__(self) -> int:
+        """Messages not yet completed."""
+        return len(self._waiting) + len(self._in_flight) + len(self._releasing)
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= self._max_waiting
+
+    def add(self, outgoing: Outgoing) -> None:
+        if len(self._waiting) >= self._max_waiting:
+            raise LocalProtocolError(
+                f"{self._max_waiting} publishes already wait for acknowledgements: wait for some to complete"
+            )
+        self._waiting.append(outgoing)
+
+    def next_to_send(self) -> Outgoing | None:
+        """The next PUBLISH the quota allows, moved to in flight and with its identifier set."""
+        if self._quota <= 0:
+            return None
+        while self._unsent:
+            packet_id = self._unsent.popleft()
+            resent = self._in_flight.get(packet_id)
+            if resent is not None:
+                self._quota -= 1
+                return resent
+        if not self._waiting:
+            return None
+        outgoing = self._waiting.popleft()
+        outgoing.publish.packet_id = self._identifiers.take()
+        self._in_flight[outgoing.publish.packet_id] = outgoing
+        self._quota -= 1
+        return outgoing
+
+    def opened(self, window: int) -> None:
+        """A connection can carry publishes now; ``window`` is what may be unacknowledged on it."""
+        self._window = window
+        self._quota = window
+
+    def closed(self) -> None:
+        """The connection is gone: nothing may be sent until the next."""
+        self._quota = 0
+
+    def resume(self) -> list[int]:
+        """The server kept the session: in-flight messages go out again as duplicates, through the quota.
+
+        Returns the identifiers whose PUBREL must be sent again, in the order their PUBRECs came [MQTT-4.6.0-4]."""
+        # What is releasing still occupies the server's window until its PUBCOMP gives the place back.
+        self._quota = max(0, self._window - len(self._releasing))
+        self._unsent.clear()
+        for packet_id, outgoing in self._in_flight.items():
+            outgoing.publish.dup = True
+            self._unsent.append(packet_id)
+        return list(self._releasing)
+
+    def restart(self) -> list[Outgoing]:
+        """The server kept nothing: in-flight messages become new ones, ahead of those that wait.
+
+        Returns the messages that were releasing. The server took them over before it lost the session, so they count as
+        delivered: sending them again would deliver them twice."""
+        finished = list(self._releasing.values())
+        for packet_id in self._releasing:
+            self._identifiers.give_back(packet_id)
+        self._releasing.clear()
+        for packet_id, outgoing in reversed(self._in_flight.items()):
+            self._identifiers.give_back(packet_id)
+            outgoing.publish.dup = False
+            outgoing.publish.packet_id = 0
+            self._waiting.appendleft(outgoing)
+        self._in_flight.clear()
+        self._unsent.clear()
+        return finished
+
+    def in_flight(self, packet_id: int) -> Outgoing | None:
+        return self._in_flight.get(packet_id)
+
+    def is_releasing(self, packet_id: int) -> bool:
+        return packet_id in self._releasing
+
+    def acknowledge(self, packet_id: int) -> None:
+        """PUBACK, or a PUBREC that refuses: the message leaves, its place in the window is free."""
+        del self._in_flight[packet_id]
+        self._free(packet_id)
+
+    def withdraw(self, packet_id: int) -> None:
+        """The message turned out not to be sendable on this connection; nothing went out."""
+        self.acknowledge(packet_id)
+
+    def release(self, packet_id: int) -> None:
+        """PUBREC: the server has the message; only the identifier is still to be released."""
+        self._releasing[packet_id] = self._in_flight.pop(packet_id)
+
+    def complete(self, packet_id: int) -> Outgoing | None:
+        """PUBCOMP: the end of a QoS 2 message. ``None`` when no such message was releasing."""
+        outgoing = self._releasing.pop(packet_id, None)
+        if outgoing is not None:
+            self._free(packet_id)
+        return outgoing
+
+    def _free(self, packet_id: int) -> None:
+        self._identifiers.give_back(packet_id)
+        if self._quota < self._window:
+            self._quota += 1
+
+
+class TopicAliases:
+    """Aliases this side defined on the present connection: first come, first served, until the server's maximum is used."""
+
+    def __init__(self) -> None:
+        self._aliases: dict[str, int] = {}
+
+    def clear(self) -> None:
+        self._aliases.clear()
+
+    def apply(self, message: Publish, maximum: int) -> Publish:
+        """The message as it goes out: with its topic's alias if it has one or gets one, else unchanged."""
+        alias = self._aliases.get(message.topic, 0)
+        topic = ""
+        if alias == 0:
+            if len(self._aliases) >= maximum:
+                return message
+            alias = len(self._aliases) + 1
+            self._aliases[message.topic] = alias
+            topic = message.topic
+        original = message.properties or Properties()
+        properties = Properties(
+            payload_format_indicator=original.payload_format_indicator,
+            message_expiry_interval=original.message_expiry_interval,
+            content_type=original.content_type,
+            response_topic=original.response_topic,
+            correlation_data=original.correlation_data,
+            user_properties=original.user_properties,
+            topic_alias=alias,
+        )
+        return Publish(topic, message.payload, message.qos, message.retain, message.dup, message.packet_id, properties)
+
+    def forget(self, topic: str) -> None:
+        """The newest alias was not sent after all."""
+        del self._aliases[topic]
