@@ -1,0 +1,274 @@
+"""Checking what subscribers receive: loss, duplicates and order of every (publisher, subscriber) stream.
+
+Owns parsing of the receiving side. Runs of regular PUBLISH packets are compared with what must be there a column at a time;
+anything else (another packet, a packet of another size, a flag that should not be set) goes through a general path that
+reads one packet. Both give the same counts for any chunking. Knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nearcast.bench.acks import ACK_BYTES, MIN_RUN, PUBACK, PUBCOMP, PUBREC, PUBREL, ack_run, find_run, one_ack
+from nearcast.bench.traffic import MAGIC, PAYLOAD_HEAD, PublishLayout, Records, Sequences, packet_end, skip_properties
+
+_FIRST_ATTEMPT = 64
+
+
+class Gaps:
+    """Sequence numbers that were passed over and have not come since: sorted, disjoint ranges."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __len__(self) -> int:
+        return sum(self._ends) - sum(self._starts)
+
+    def append(self, start: int, end: int) -> None:
+        self._starts.append(start)
+        self._ends.append(end)
+
+    def remove(self, number: int) -> bool:
+        """Whether ``number`` was missing; it no longer is."""
+        index = bisect.bisect_right(self._starts, number) - 1
+        if index < 0 or number >= self._ends[index]:
+            return False
+        start, end = self._starts[index], self._ends[index]
+        pieces = [(start, number), (number + 1, end)]
+        kept = [(low, high) for low, high in pieces if low < high]
+        self._starts[index : index + 1] = [low for low, _ in kept]
+        self._ends[index : index + 1] = [high for _, high in kept]
+        return True
+
+
+class Checker(Protocol):
+    """What becomes of the sequence numbers that one subscriber receives."""
+
+    def take(self, publisher: int, sequences: Sequences) -> None:
+        """Messages of one publisher, in the order they came."""
+
+
+class StreamChecker:
+    """A subscriber that must get every message of its publishers, in order.
+
+    ``expected[publisher]`` is the next sequence number: a row of a matrix that the load's window looks at.
+    """
+
+    def __init__(self, expected: npt.NDArray[np.int64]) -> None:
+        self._expected = expected
+        self._gaps = [Gaps() for _ in expected]
+        self.duplicates = 0
+        self.order_violations = 0
+
+    def take(self, publisher: int, sequences: Sequences) -> None:
+        start = int(self._expected[publisher])
+        count = len(sequences)
+        if int(sequences[0]) == start and int(sequences[-1]) == start + count - 1:
+            if count <= 2 or bool((sequences[1:] - sequences[:-1] == 1).all()):
+                self._expected[publisher] = start + count
+                return
+        breaks = (np.flatnonzero(sequences[1:] != sequences[:-1] + np.uint64(1)) + 1).tolist()
+        for low, high in zip([0, *breaks], [*breaks, count], strict=True):
+            self._take_contiguous(publisher, int(sequences[low]), int(sequences[high - 1]) + 1)
+
+    def _take_contiguous(self, publisher: int, start: int, end: int) -> None:
+        expected = int(self._expected[publisher])
+        gaps = self._gaps[publisher]
+        for sequence in range(start, min(end, expected)):
+            if gaps.remove(sequence):
+                self.order_violations += 1  # it came after a later one
+            else:
+                self.duplicates += 1
+        if start > expected:
+            gaps.append(expected, start)
+        self._expected[publisher] = max(expected, end)
+
+    def lost(self, publisher: int, sent: int) -> int:
+        """Messages of ``publisher`` that never came, when it sent ``sent``."""
+        return len(self._gaps[publisher]) + max(0, sent - int(self._expected[publisher]))
+
+
+class GroupTally:
+    """A shared subscription's group: every message goes to exactly one member."""
+
+    def __init__(self, publishers: int) -> None:
+        self._seen = [np.zeros(1 << 16, dtype=np.bool_) for _ in range(publishers)]
+        self.received: npt.NDArray[np.int64] = np.zeros(publishers, dtype=np.int64)
+        self.duplicates = 0
+
+    def take(self, publisher: int, sequences: Sequences) -> None:
+        seen = self._seen[publisher]
+        top = int(sequences.max())
+        if top >= len(seen):
+            seen = np.concatenate([seen, np.zeros(max(top + 1 - len(seen), len(seen)), dtype=np.bool_)])
+            self._seen[publisher] = seen
+        distinct = np.unique(sequences)
+        fresh = len(distinct) - int(np.count_nonzero(seen[distinct]))
+        seen[distinct] = True
+        self.duplicates += len(sequences) - fresh
+        self.received[publisher] += fresh
+
+    def lost(self, publisher: int, sent: int) -> int:
+        return sent - int(self.received[publisher])
+
+
+class MemberChecker:
+    """One member of a shared subscription: what it gets of a publisher must be in order, gaps are the other members'."""
+
+    def __init__(self, tally: GroupTally, publishers: int) -> None:
+        self._tally = tally
+        self._last = [-1] * publishers
+        self.order_violations = 0
+
+    def take(self, publisher: int, sequences: Sequences) -> None:
+        signed = sequences.astype(np.int64)
+        self.order_violations += int(np.count_nonzero(np.diff(signed, prepend=self._last[publisher]) < 0))
+        self._last[publisher] = int(signed.max(initial=self._last[publisher]))
+        self._tally.take(publisher, sequences)
+
+
+class ExpectedHeads:
+    """What the packets of all publishers look like up to the publisher's number, one row per (publisher, topic)."""
+
+    def __init__(self, layout: PublishLayout, topics: list[list[bytes]]) -> None:
+        self.layout = layout
+        self.publishers = len(topics)
+        self.topics_each = len(topics[0])
+        self.topics = [topic for own in topics for topic in own]
+        packets = b"".join(layout.publish(topic, number) for number, own in enumerate(topics) for topic in own)
+        records = layout.view(bytearray(packets), 0, len(self.topics))
+        self._columns = [(word, records[word].copy()) for word in layout.words]
+
+    def matching(self, records: Records) -> int:
+        """How many records from the first on are regular packets."""
+        publisher = records["publisher"]
+        first = int(publisher[0])
+        if first >= self.publishers:
+            return 0
+        if self.topics_each == 1:
+            good = publisher == first
+            if good.all():  # one publisher's packets: compare with constants
+                good = np.ones(len(records), dtype=np.bool_)
+                for word, column in self._columns:
+                    good &= records[word] == column[first]
+                return len(good) if good.all() else int(good.argmin())
+        rows = publisher.astype(np.int64) * self.topics_each
+        if self.topics_each > 1:
+            rows += (records["sequence"] % np.uint64(self.topics_each)).astype(np.int64)
+        good = publisher < self.publishers
+        rows[~good] = 0
+        for word, column in self._columns:
+            good &= records[word] == column[rows]
+        return len(good) if good.all() else int(good.argmin())
+
+
+class SubscriberStream:
+    """Everything one subscriber receives; its acknowledgements collect in ``output``."""
+
+    def __init__(self, heads: ExpectedHeads, checker: Checker) -> None:
+        self._heads = heads
+        self._layout = heads.layout
+        self._checker = checker
+        self._attempt = _FIRST_ATTEMPT
+        self._answer = {1: PUBACK, 2: PUBREC}.get(heads.layout.qos, 0)
+        self.output = bytearray()
+        self.received = 0
+        self.unexpected = 0
+        self.disconnected: int | None = None
+        self.times: list[npt.NDArray[np.uint64]] | None = None
+        """Send times of what arrived, for those who want them."""
+
+    def feed(self, buffer: bytearray, position: int, end: int) -> int:
+        """Parse what is complete; returns where the incomplete rest begins."""
+        layout = self._layout
+        size = layout.packet_bytes
+        regular = layout.first_byte
+        while position < end:
+            first_byte = buffer[position]
+            if first_byte == regular:
+                count = min((end - position) // size, self._attempt)
+                # A look at the packet that a run would have there decides whether NumPy pays.
+                if count >= MIN_RUN and buffer[position + (MIN_RUN - 1) * size] == regular:
+                    taken = self._take_run(layout.view(buffer, position, count))
+                    self._attempt = self._attempt * 2 if taken == count else _FIRST_ATTEMPT
+                    if taken:
+                        position += taken * size
+                        continue
+            elif first_byte == PUBREL:
+                ids = find_run(buffer, position, end)
+                if ids is not None:
+                    self.output += ack_run(PUBCOMP, ids)
+                    position += len(ids) * ACK_BYTES
+                    continue
+            body, next_position = packet_end(buffer, position, end)
+            if not next_position:
+                break
+            self._take_one(first_byte, bytes(buffer[body:next_position]))
+            position = next_position
+        return position
+
+    def _take_run(self, records: Records) -> int:
+        count = self._heads.matching(records)
+        if not count:
+            return 0
+        records = records[:count]
+        publishers = records["publisher"]
+        sequences = records["sequence"]
+        first = publishers[0]
+        if self._heads.publishers == 1 or bool((publishers == first).all()):
+            self._checker.take(int(first), sequences)
+        else:
+            order = np.argsort(publishers.astype(np.uint16), kind="stable")
+            publishers = publishers[order]
+            sequences = sequences[order]
+            breaks = (np.flatnonzero(publishers[1:] != publishers[:-1]) + 1).tolist()
+            for low, high in zip([0, *breaks], [*breaks, count], strict=True):
+                self._checker.take(int(publishers[low]), sequences[low:high])
+        self.received += count
+        if self._answer:
+            self.output += ack_run(self._answer, records["id"])
+        if self.times is not None:
+            self.times.append(records["time"].copy())
+        return count
+
+    def _take_one(self, first_byte: int, body: bytes) -> None:
+        kind = first_byte & 0xF0
+        if kind == 0x30:
+            self._take_publish(first_byte, body)
+        elif first_byte == PUBREL and len(body) >= 2:
+            self.output += one_ack(PUBCOMP, int.from_bytes(body[:2], "big"))
+        elif kind == 0xE0:
+            self.disconnected = body[0] if body else 0
+        else:
+            self.unexpected += 1
+
+    def _take_publish(self, first_byte: int, body: bytes) -> None:
+        qos = first_byte >> 1 & 3
+        topic_end = 2 + int.from_bytes(body[:2], "big")
+        position = topic_end
+        if qos:
+            packet_id = int.from_bytes(body[position : position + 2], "big")
+            position += 2
+            self.output += one_ack(PUBACK if qos == 1 else PUBREC, packet_id)
+        if self._layout.version == 5:
+            position = skip_properties(body, position)
+        payload = body[position:]
+        if qos != self._layout.qos or len(payload) != self._layout.payload_bytes or payload[:4] != MAGIC:
+            self.unexpected += 1
+            return
+        _, publisher, sequence, time_ns = PAYLOAD_HEAD.unpack_from(payload)
+        heads = self._heads
+        if publisher >= heads.publishers or (
+            heads.topics[publisher * heads.topics_each + sequence % heads.topics_each] != body[2:topic_end]
+        ):
+            self.unexpected += 1
+            return
+        self.received += 1
+        self._checker.take(publisher, np.array([sequence], dtype=np.uint64))
+        if self.times is not None:
+            self.times.append(np.array([time_ns], dtype=np.uint64))
