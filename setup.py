@@ -85,7 +85,7 @@ class BuildHotModules(build_ext):
     def accept(self, extensions: list[Any]) -> None:
         """Starts the command anew with extensions that were not known when it was finalized."""
         self.distribution.ext_modules = extensions
-        given = {name: getattr(self, name) for name in ("inplace", "editable_mode")}
+        given = {name: getattr(self, name) for name in ("inplace", "editable_mode", "force")}
         self.initialize_options()
         vars(self).update(given)
         self.finalize_options()
