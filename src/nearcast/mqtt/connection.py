@@ -1,0 +1,228 @@
+"""One transport's MQTT state: framing of what comes in, output that waits to go out, aliases and limits agreed in CONNECT.
+
+A connection lives as long as its transport; what must outlive it is the :class:`~nearcast.mqtt.session.Session`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nearcast.mqtt.access import Peer
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.packets import MQTT_5
+from nearcast.mqtt.publication import V5_FLAG, Publication
+
+if TYPE_CHECKING:
+    from nearcast.mqtt.packets import Connect
+    from nearcast.mqtt.session import Session
+
+AWAITING_CONNECT: Final = 0
+AUTHENTICATING: Final = 1
+CONNECTED: Final = 2
+CLOSED: Final = 3
+
+NO_PACKET_LIMIT: Final = 268_435_460
+
+
+class Connection:
+    """See the module. The driver uses ``handle``, ``congested``, ``closing``, ``take`` and ``take_held``, and reads the rest."""
+
+    def __init__(self, effects: Effects, peer: Peer, handle: object, now: float, max_output_bytes: int) -> None:
+        self.effects = effects
+        self.peer = peer
+        self.handle = handle
+        self.state = AWAITING_CONNECT
+        self.opened_at = now
+        self.last_seen = now
+        self.version = 0
+        self.form_flags = 0
+        self.client_id = ""
+        self.username: str | None = None
+        self.session: Session | None = None
+        self.keep_alive_seconds = 0
+        self.timer_at = 0.0
+        # What arrived of a packet that is not complete yet, and how many bytes it takes to go on.
+        self.partial: list[bytes] | None = None
+        self.partial_bytes = 0
+        self.needed_bytes = 0
+        # Output.
+        self.congested = False
+        self.closing = False
+        self.dirty = False
+        self.out: list[bytes] = []
+        self.held: list[bytes] | None = None
+        self.out_bytes = 0
+        self.max_output_bytes = max_output_bytes
+        # What the client asked for in CONNECT.
+        self.send_maximum = 65_535
+        self.max_packet_bytes = NO_PACKET_LIMIT
+        self.wants_problem_information = True
+        self.auth_method: str | None = None
+        self.pending_connect: Connect | None = None
+        self.pending_verdict = False
+        self.aliases_in: dict[int, bytes] | None = None
+        self.aliases_out: dict[bytes, int] | None = None
+        self.alias_out_maximum = 0
+        self.allowed_topics: set[bytes] | None = None
+        self.close_reason = ""
+        self.messages_in = 0
+        self.messages_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    @property
+    def is_v5(self) -> bool:
+        return self.version == MQTT_5
+
+    def push(self, chunk: bytes) -> None:
+        """Output that waits for nothing."""
+        self.out.append(chunk)
+        self.out_bytes += len(chunk)
+        if not self.dirty:
+            self.dirty = True
+            self.effects.dirty.append(self)
+
+    def push_held(self, chunk: bytes) -> None:
+        """Output that must not leave before the records that are pending now are durable."""
+        if not self.effects.gated:
+            self.push(chunk)
+            return
+        held = self.held
+        if held is None:
+            self.held = [chunk]
+        else:
+            held.append(chunk)
+        self.out_bytes += len(chunk)
+        if not self.dirty:
+            self.dirty = True
+            self.effects.dirty.append(self)
+
+    def touch(self) -> None:
+        """Ask the driver to look at this connection."""
+        if not self.dirty:
+            self.dirty = True
+            self.effects.dirty.append(self)
+
+    def has_room(self) -> bool:
+        return self.out_bytes < self.max_output_bytes
+
+    def take(self) -> list[bytes]:
+        """The output that may be sent now; the driver owns it from here on."""
+        chunks = self.out
+        if chunks:
+            self.out = []
+            size = 0
+            for chunk in chunks:
+                size += len(chunk)
+            self.out_bytes -= size
+            self.bytes_out += size
+            self.effects.stats.bytes_sent += size
+        return chunks
+
+    def take_held(self) -> list[bytes] | None:
+        """The output that may be sent once the records taken with it are durable."""
+        chunks = self.held
+        if chunks is not None:
+            self.held = None
+            size = 0
+            for chunk in chunks:
+                size += len(chunk)
+            self.out_bytes -= size
+            self.bytes_out += size
+            self.effects.stats.bytes_sent += size
+        return chunks
+
+    def alias_for(self, topic: bytes, held: bool) -> int:
+        """The topic alias to send ``topic`` with: 0 none, positive while it is being defined, negative once it is known.
+
+        Held output may be overtaken by other output, so it may use an alias and must not define one.
+        """
+        if self.alias_out_maximum == 0:
+            return 0
+        aliases = self.aliases_out
+        if aliases is None:
+            aliases = {}
+            self.aliases_out = aliases
+        alias = aliases.get(topic)
+        if alias is not None:
+            return -alias
+        if len(aliases) >= self.alias_out_maximum or (held and self.effects.gated):
+            return 0
+        alias = len(aliases) + 1
+        aliases[topic] = alias
+        return alias
+
+    def forget_alias(self, topic: bytes) -> None:
+        """Take back the alias that was defined last, because its definition did not go out."""
+        aliases = self.aliases_out
+        if aliases is not None and topic in aliases:
+            del aliases[topic]
+
+    def send_qos0(self, publication: Publication, retain: bool, identifiers: bytes, now: float) -> None:
+        """Send at QoS 0, or drop and count it when this client reads too slowly."""
+        stats = self.effects.stats
+        count = publication.count
+        if self.out_bytes >= self.max_output_bytes:
+            stats.dropped_slow_consumer += count
+            return
+        flags = self.form_flags | (1 if retain else 0)
+        alias = 0
+        if flags == publication.raw_flags and self.alias_out_maximum == 0 and not identifiers:
+            chunk = publication.packets
+            stride = publication.stride
+        else:
+            alias = self.alias_for(publication.topic, held=False)
+            form = publication.form(flags, identifiers, alias, now)
+            chunk = form.packets
+            stride = form.stride
+        if self.max_packet_bytes < NO_PACKET_LIMIT and (stride > self.max_packet_bytes or stride == 0):
+            chunk, count = self._fitting(chunk, stride, count)
+            if not count:
+                if alias > 0:
+                    self.forget_alias(publication.topic)
+                return
+        stats.publishes_sent[0] += count
+        stats.publish_bytes_sent += len(chunk)
+        self.messages_out += count
+        self.push(chunk)
+
+    def _fitting(self, chunk: bytes, stride: int, count: int) -> tuple[bytes, int]:
+        """Those of the packets in ``chunk`` that the client's Maximum Packet Size admits [MQTT-3.1.2-25]."""
+        stats = self.effects.stats
+        if stride > self.max_packet_bytes:
+            stats.dropped_too_large += count
+            return b"", 0
+        if len(chunk) <= self.max_packet_bytes:
+            return chunk, count
+        fitting: list[bytes] = []
+        for packet in split_packets(chunk):
+            if len(packet) <= self.max_packet_bytes:
+                fitting.append(packet)
+            else:
+                stats.dropped_too_large += 1
+        return b"".join(fitting), len(fitting)
+
+
+def split_packets(chunk: bytes) -> list[bytes]:
+    """Complete packets that stand back to back, one by one."""
+    found: list[bytes] = []
+    position = 0
+    while position < len(chunk):
+        size = 0
+        shift = 0
+        cursor = position + 1
+        while True:
+            byte = chunk[cursor]
+            cursor += 1
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        found.append(chunk[position : cursor + size])
+        position = cursor + size
+    return found
+
+
+def form_flags(version: int) -> int:
+    """The part of a form's flags that a protocol version decides."""
+    return V5_FLAG if version == MQTT_5 else 0

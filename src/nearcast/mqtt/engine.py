@@ -1,0 +1,437 @@
+"""The broker as one pure machine: transports open, bytes arrive, time passes; bytes to send and records to keep come out.
+
+Everything the broker decides is decided here and below; a driver only moves bytes. After every call into the engine it must
+
+1. make ``take_records()`` durable,
+2. then, for each connection in ``ready()``, send ``take()`` at once and ``take_held()`` once step 1 is done,
+   and close the transport of those that are ``closing``.
+
+A driver whose transport cannot take more sets ``connection.congested``, leaves the output where it is, and calls
+``writable()`` when the transport has drained.
+
+The states of a connection::
+
+    AWAITING_CONNECT ──CONNECT──► AUTHENTICATING ──verdict──► CONNECTED ──► CLOSED
+"""
+
+from __future__ import annotations
+
+import random
+
+from mypy_extensions import i64
+
+from nearcast.config import EngineSettings, Limits
+from nearcast.errors import RemoteProtocolError
+from nearcast.mqtt import reasons
+from nearcast.mqtt.access import Authenticator, Authorizer, Peer, Verdict
+from nearcast.mqtt.codec import decode, encode
+from nearcast.mqtt.connection import AUTHENTICATING, AWAITING_CONNECT, CLOSED, CONNECTED, Connection
+from nearcast.mqtt.decoding import claimed_version
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.handshake import Handshake
+from nearcast.mqtt.inbound import Inbound
+from nearcast.mqtt.packets import (
+    MQTT_5,
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Properties,
+    PubAck,
+    PubComp,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Unsubscribe,
+)
+from nearcast.mqtt.publication import build
+from nearcast.mqtt.requests import Requests
+from nearcast.mqtt.retained import RetainedMessages
+from nearcast.mqtt.routing import Router
+from nearcast.mqtt.session import Session
+from nearcast.mqtt.sessions import Sessions
+from nearcast.mqtt.subscriptions import SubscriptionTree
+from nearcast.mqtt.timers import Timers
+
+_PINGRESP = b"\xd0\x00"
+_CONNACK_WRONG_VERSION = b"\x20\x02\x00\x01"
+SWEEP_SECONDS = 30.0
+
+
+class Engine:
+    """See the module. ``wall_offset`` is wall-clock minus monotonic time, for deadlines that must survive a restart."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        authenticator: Authenticator,
+        authorizer: Authorizer | None,
+        rng: random.Random,
+        wall_offset: float = 0.0,
+    ) -> None:
+        limits = settings.limits
+        self.effects = Effects(settings.durable)
+        self.stats = self.effects.stats
+        self.timers = Timers()
+        self.tree = SubscriptionTree()
+        self.retained = RetainedMessages()
+        self.router = Router(self.effects, self.tree, limits.max_topic_levels, wall_offset)
+        self.inbound = Inbound(limits, self.effects, self.router, self.retained, authorizer)
+        self.sessions = Sessions(limits, settings.durable, self.effects, self.tree, self.router, self.inbound, self.timers)
+        self.handshake = Handshake(
+            settings, self.effects, self.sessions, self.timers, authenticator, authorizer, rng, self.drop
+        )
+        self.requests = Requests(limits, self.effects, self.sessions, self.router, self.retained, authorizer)
+        self._next_sweep = 0.0
+        self.apply(limits)
+
+    def apply(self, limits: Limits) -> None:
+        """Use new limits from now on. What clients were told in their CONNACK stays as it was."""
+        self._max_packet_bytes: int = limits.max_packet_bytes
+        self._max_output_bytes: int = limits.max_output_bytes
+        self._connect_timeout: float = limits.connect_timeout_seconds
+        self.inbound.apply(limits)
+        self.sessions.apply(limits)
+        self.handshake.apply(limits)
+        self.requests.apply(limits)
+
+    def set_authorizer(self, authorizer: Authorizer | None) -> None:
+        """Use other rules from now on, also for clients that are connected. Subscriptions they have stay."""
+        self.inbound.authorizer = authorizer
+        self.requests.authorizer = authorizer
+        self.handshake.authorizer = authorizer
+        for session in self.sessions.by_client.values():
+            if session.connection is not None:
+                session.connection.allowed_topics = None
+
+    # --- events ---------------------------------------------------------------------------------------------------------
+
+    def open(self, peer: Peer, handle: object, now: float) -> Connection:
+        """A transport was accepted."""
+        connection = Connection(self.effects, peer, handle, now, self._max_output_bytes)
+        self.stats.connections_opened += 1
+        self.stats.connections += 1
+        connection.timer_at = now + self._connect_timeout
+        self.timers.add(connection.timer_at, connection)
+        return connection
+
+    def receive(self, connection: Connection, data: bytes, now: float) -> None:
+        """Bytes arrived."""
+        if connection.state == CLOSED:
+            return
+        connection.last_seen = now
+        connection.bytes_in += len(data)
+        self.stats.bytes_received += len(data)
+        partial = connection.partial
+        if partial is not None:
+            partial.append(data)
+            connection.partial_bytes += len(data)
+            if connection.partial_bytes < connection.needed_bytes:
+                return
+            if connection.state == AUTHENTICATING and connection.pending_verdict:
+                if connection.partial_bytes > self._max_packet_bytes:
+                    self._fail(connection, RemoteProtocolError(reasons.QUOTA_EXCEEDED, "too much before CONNACK"), now)
+                return
+            data = b"".join(partial)
+            connection.partial = None
+            connection.partial_bytes = 0
+        self._process(connection, data, now)
+
+    def authenticated(self, connection: Connection, verdict: Verdict, now: float) -> None:
+        """The authenticator's late answer; goes on with whatever arrived meanwhile."""
+        if connection.state == CLOSED or not connection.pending_verdict:
+            return
+        connection.pending_verdict = False
+        try:
+            self.handshake.decide(connection, verdict, now)
+        except RemoteProtocolError as error:
+            self._fail(connection, error, now)
+            return
+        partial = connection.partial
+        if partial is not None and connection.state != CLOSED:
+            connection.partial = None
+            connection.partial_bytes = 0
+            self._process(connection, b"".join(partial), now)
+
+    def lose(self, connection: Connection, now: float) -> None:
+        """The transport is gone."""
+        self.stats.connections -= 1
+        if connection.state != CLOSED:
+            if not connection.close_reason:
+                connection.close_reason = "connection lost"
+            self._end(connection, False, now)
+        connection.out = []
+        connection.held = None
+        connection.out_bytes = 0
+
+    def writable(self, connection: Connection, now: float) -> None:
+        """The transport drained: there is room again."""
+        connection.congested = False
+        connection.touch()
+        session = connection.session
+        if session is not None and connection.state == CONNECTED:
+            session.drain(now)
+
+    def disconnect(self, connection: Connection, reason_code: int, now: float, server_reference: str | None = None) -> None:
+        """Send a client away."""
+        properties = None if server_reference is None else Properties(server_reference=server_reference)
+        self.drop(connection, reason_code, now, properties)
+
+    def publish(self, topic: str, payload: bytes, qos: int, retain: bool, now: float) -> None:
+        """The broker itself publishes, past every rule that holds for clients."""
+        name = topic.encode("utf-8")
+        message = build(name, payload, qos, retain)
+        route = self.router.route_for(name)
+        if retain:
+            self.inbound.retain(message)
+        self.router.publish(route, message, None, now)
+
+    def tick(self, now: float) -> None:
+        """Time passed: time-outs, wills and expiries that are due."""
+        for subject in self.timers.due(now):
+            if isinstance(subject, Session):
+                self.sessions.wake(subject, now)
+            else:
+                self._wake(subject, now)
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_SECONDS
+            self.router.sweep()
+
+    def next_deadline(self) -> float:
+        """When :meth:`tick` is needed next; infinity when nothing waits."""
+        return self.timers.next_deadline()
+
+    # --- effects --------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> list[Connection]:
+        """The connections that have output or are to be closed."""
+        dirty = self.effects.dirty
+        if dirty:
+            self.effects.dirty = []
+            for connection in dirty:
+                connection.dirty = False
+        return dirty
+
+    def take_records(self) -> list[bytes]:
+        """The records to make durable before any held output leaves."""
+        taken = self.effects.records
+        if taken:
+            self.effects.records = []
+        return taken
+
+    def topic_counts(self) -> list[tuple[str, int, int]]:
+        """(topic, messages, bytes) of the topics published lately."""
+        return self.router.topic_counts()
+
+    # --- reading packets ------------------------------------------------------------------------------------------------
+
+    def _process(self, connection: Connection, data: bytes, now: float) -> None:
+        try:
+            consumed = self._packets(connection, data, now)
+        except RemoteProtocolError as error:
+            self._fail(connection, error, now)
+            return
+        if consumed < len(data) and connection.state != CLOSED:
+            connection.partial = [data[consumed:]]
+            connection.partial_bytes = len(data) - consumed
+
+    def _packets(self, connection: Connection, data: bytes, now: float) -> int:
+        """Handle every complete packet; returns where the first incomplete one begins."""
+        position: i64 = 0
+        end: i64 = len(data)
+        while position < end:
+            if connection.state == CLOSED:
+                return int(end)
+            if connection.pending_verdict:
+                connection.needed_bytes = 0
+                return int(position)
+            first = data[position]
+            session = connection.session
+            if connection.state == CONNECTED and session is not None:
+                run_end = self._acknowledgements(session, data, int(position), first, now)
+                if run_end != position:
+                    position = run_end
+                    continue
+            # The fixed header: kind and flags, then the remaining length in one to four bytes.
+            cursor: i64 = position + 1
+            size: i64 = 0
+            shift: i64 = 0
+            complete = False
+            while cursor < end:
+                byte: i64 = data[cursor]
+                cursor += 1
+                size |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    complete = True
+                    break
+                shift += 7
+                if shift > 21:
+                    raise RemoteProtocolError(reasons.MALFORMED_PACKET, "remaining length has more than four bytes")
+            if not complete:
+                connection.needed_bytes = int(end - position) + 1
+                return int(position)
+            packet_end: i64 = cursor + size
+            if packet_end - position > self._max_packet_bytes:
+                raise RemoteProtocolError(
+                    reasons.PACKET_TOO_LARGE, f"packet of {packet_end - position} bytes, {self._max_packet_bytes} allowed"
+                )
+            if packet_end > end:
+                connection.needed_bytes = int(packet_end - position)
+                if connection.state == AWAITING_CONNECT and first != 0x10:
+                    raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "the first packet must be CONNECT")
+                return int(position)
+            if connection.state == CONNECTED and session is not None and first & 0xF0 == 0x30:
+                position = self.inbound.take(connection, session, data, int(position), now)
+                continue
+            self.stats.packets_received += 1
+            self._packet(connection, first, data[cursor:packet_end], now)
+            position = packet_end
+        return int(position)
+
+    def _acknowledgements(self, session: Session, data: bytes, start: int, first: int, now: float) -> int:
+        """Handle a run of PUBACK, PUBREC, PUBREL or PUBCOMP in their shortest form; returns where it ends."""
+        if first != 0x40 and first != 0x50 and first != 0x62 and first != 0x70:
+            return start
+        position: i64 = start
+        last: i64 = len(data) - 4
+        ids: list[bytes] = []
+        while position <= last and data[position] == first and data[position + 1] == 2:
+            ids.append(data[position + 2 : position + 4])
+            position += 4
+        if not ids:
+            return start
+        self.stats.packets_received += len(ids)
+        packet_ids = b"".join(ids)
+        if first == 0x40:
+            session.acknowledge(packet_ids, now)
+        elif first == 0x50:
+            session.received(packet_ids)
+        elif first == 0x62:
+            session.release(packet_ids)
+        else:
+            session.complete(packet_ids, now)
+        return int(position)
+
+    def _packet(self, connection: Connection, first: int, body: bytes, now: float) -> None:
+        """Handle one packet that is not a PUBLISH of a connected client."""
+        if connection.state == AWAITING_CONNECT:
+            if first & 0xF0 != 0x10:  # [MQTT-3.1.0-1]
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "the first packet must be CONNECT")
+            connection.version = claimed_version(body)
+        packet = decode(first, body, connection.version)
+        if isinstance(packet, Connect):
+            if connection.state != AWAITING_CONNECT:  # [MQTT-3.1.0-2]
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "a second CONNECT")
+            self.handshake.connect(connection, packet, now)
+            return
+        if isinstance(packet, Auth):
+            self.handshake.auth(connection, packet, now)
+            return
+        if isinstance(packet, Disconnect):
+            self._on_disconnect(connection, packet, now)
+            return
+        session = connection.session
+        if connection.state != CONNECTED or session is None:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "only AUTH and DISCONNECT may come before CONNACK")
+        if first == 0xC0:
+            connection.push(_PINGRESP)
+        elif isinstance(packet, PubAck):
+            if packet.reason_code >= 0x80:
+                session.refused(packet.packet_id, now)
+            else:
+                session.acknowledge(packet.packet_id.to_bytes(2, "big"), now)
+        elif isinstance(packet, PubRec):
+            if packet.reason_code >= 0x80:
+                session.refused(packet.packet_id, now)
+            else:
+                session.received(packet.packet_id.to_bytes(2, "big"))
+        elif isinstance(packet, PubRel):
+            session.release(packet.packet_id.to_bytes(2, "big"))
+        elif isinstance(packet, PubComp):
+            session.complete(packet.packet_id.to_bytes(2, "big"), now)
+        elif isinstance(packet, Subscribe):
+            self.requests.subscribe(connection, session, packet, now)
+        elif isinstance(packet, Unsubscribe):
+            self.requests.unsubscribe(connection, session, packet)
+        else:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "a packet that only a server sends")
+
+    # --- endings --------------------------------------------------------------------------------------------------------
+
+    def _on_disconnect(self, connection: Connection, packet: Disconnect, now: float) -> None:
+        session = connection.session
+        if session is not None and packet.properties is not None:
+            expiry = packet.properties.session_expiry_interval
+            if expiry is not None:
+                if session.expiry_seconds == 0 and expiry != 0:  # section 3.14.2.2.2
+                    raise RemoteProtocolError(
+                        reasons.PROTOCOL_ERROR, "DISCONNECT cannot give an expiry to a session that had none"
+                    )
+                self.sessions.set_expiry(session, self.handshake.bounded_expiry(expiry))
+        connection.close_reason = "client disconnected"
+        self._end(connection, packet.reason_code == reasons.SUCCESS, now)  # [MQTT-3.14.4-3]
+        connection.closing = True
+        connection.touch()
+
+    def _wake(self, connection: Connection, now: float) -> None:
+        """A connection's timer ran out: CONNECT time-out or keep-alive, whichever its state has."""
+        if connection.state == CLOSED or now < connection.timer_at:
+            return
+        if connection.state != CONNECTED:
+            connection.close_reason = "no CONNECT in time"
+            self.stats.connects_refused += 1
+            self._end(connection, False, now)
+            connection.closing = True
+            connection.touch()
+            return
+        if connection.keep_alive_seconds == 0:
+            return
+        due = connection.last_seen + 1.5 * connection.keep_alive_seconds
+        if now >= due:  # [MQTT-3.1.2-22]
+            self.stats.keep_alive_timeouts += 1
+            self.drop(connection, reasons.KEEP_ALIVE_TIMEOUT, now, None)
+            return
+        connection.timer_at = due
+        self.timers.add(due, connection)
+
+    def _fail(self, connection: Connection, error: RemoteProtocolError, now: float) -> None:
+        """The client broke the protocol: say so where its version can, then close [MQTT-4.13.1-1]."""
+        self.stats.protocol_errors += 1
+        properties = None
+        if connection.version == MQTT_5 and connection.wants_problem_information:
+            properties = Properties(reason_string=error.message)
+        if connection.state in (AWAITING_CONNECT, AUTHENTICATING):
+            self.stats.connects_refused += 1
+            if error.reason_code == reasons.UNSUPPORTED_PROTOCOL_VERSION:
+                connection.push(_CONNACK_WRONG_VERSION)
+            elif connection.version == MQTT_5:
+                connection.push(encode(ConnAck(error.reason_code, False, properties), MQTT_5))
+            connection.close_reason = error.message
+            self._end(connection, False, now)
+            connection.closing = True
+            connection.touch()
+            return
+        connection.close_reason = error.message
+        self.drop(connection, error.reason_code, now, properties)
+
+    def drop(self, connection: Connection, reason_code: int, now: float, properties: Properties | None) -> None:
+        """Close a connection from our side, with a DISCONNECT where the version has one."""
+        if connection.state == CLOSED:
+            return
+        if connection.state == CONNECTED and connection.version == MQTT_5:
+            connection.push(encode(Disconnect(reason_code, properties), MQTT_5))
+        if not connection.close_reason:
+            connection.close_reason = reasons.name(reason_code)
+        self._end(connection, False, now)
+        connection.closing = True
+        connection.touch()
+
+    def _end(self, connection: Connection, clean: bool, now: float) -> None:
+        session = connection.session
+        if connection.state == CONNECTED:
+            self.stats.connected_clients -= 1
+        connection.state = CLOSED
+        connection.held = None
+        connection.partial = None
+        if session is not None:
+            self.sessions.leave(session, clean, now)

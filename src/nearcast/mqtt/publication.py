@@ -1,0 +1,255 @@
+"""Publications: the unit in which the broker moves messages.
+
+A :class:`Publication` is one or more PUBLISH packets that arrived back to back and differ in nothing but payload and packet
+identifier. A busy publisher's read holds hundreds of those; handling them as one thing is what makes the broker fast: they are
+routed once, queued once, and where a receiver speaks the same protocol version at the same QoS their bytes go out as they came
+in, uncopied. Whatever else a receiver needs (another version or QoS, the retain flag, subscription identifiers, a topic alias,
+what is left of the expiry interval) is a :class:`Form`, built once and shared by all receivers that need the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from nearcast.mqtt.codec import encode_varint
+
+#: Form flags: the low nibble is PUBLISH's own flags (DUP, QoS, RETAIN), this bit says MQTT 5.
+V5_FLAG: Final = 16
+DUP_FLAG: Final = 8
+RETAIN_FLAG: Final = 1
+
+#: High and low bytes of 0, 1, 2, ... 65535: consecutive packet identifiers are stamped into packets by slice assignment.
+_HIGH: Final[bytes] = bytes([number >> 8 for number in range(65_536)])
+_LOW: Final[bytes] = bytes(range(256)) * 256
+
+_TOPIC_ALIAS: Final = b"\x23"
+_MESSAGE_EXPIRY: Final = b"\x02"
+
+
+class Form:
+    """The packets of a publication in one wire form, back to back. ``stride`` is their size, 0 if they differ in size."""
+
+    def __init__(self, packets: bytes, stride: int, id_at: int) -> None:
+        self.packets = packets
+        self.stride = stride
+        self.id_at = id_at
+
+    def slice(self, start: int, count: int) -> bytes:
+        """``count`` packets from the ``start``-th on; forms of varying packet size can only be taken whole."""
+        begin: i64 = start * self.stride
+        end: i64 = begin + count * self.stride
+        if begin == 0 and end == len(self.packets):
+            return self.packets
+        return self.packets[begin:end]
+
+    def numbered(self, start: int, count: int, first_id: int) -> bytes:
+        """``count`` packets from the ``start``-th on, carrying the packet identifiers ``first_id``, ``first_id + 1``, ..."""
+        begin: i64 = start * self.stride
+        stride: i64 = self.stride
+        id_at: i64 = self.id_at
+        if count == 1:
+            packets = self.packets
+            number = _HIGH[first_id : first_id + 1] + _LOW[first_id : first_id + 1]
+            return packets[begin : begin + id_at] + number + packets[begin + id_at + 2 : begin + stride]
+        stamped = bytearray(self.packets[begin : begin + count * stride])
+        stamped[self.id_at :: self.stride] = _HIGH[first_id : first_id + count]
+        stamped[self.id_at + 1 :: self.stride] = _LOW[first_id : first_id + count]
+        return bytes(stamped)
+
+    def duplicate(self, index: int, packet_id: int) -> bytes:
+        """One packet as it is sent again: same identifier, DUP set [MQTT-3.3.1-1]."""
+        packet = self.numbered(index, 1, packet_id)
+        return bytes([packet[0] | DUP_FLAG]) + packet[1:]
+
+
+class Publication:
+    """One or more messages of one topic that share QoS, retain flag and properties.
+
+    ``packets`` is their wire form as received, in MQTT 5 if ``v5``. ``stride`` is the size of each packet, or 0 when sizes
+    differ, which only QoS 0 allows. ``head_size`` counts the bytes from the topic's length to the payload, identifier
+    excluded. ``properties`` are the MQTT 5 properties that every receiver gets, encoded, without their length.
+    ``sequence`` is the identity of the first message at this origin; the others count on from it.
+    """
+
+    def __init__(
+        self,
+        topic: bytes,
+        packets: bytes,
+        count: int,
+        stride: int,
+        v5: bool,
+        head_size: int,
+        properties: bytes,
+        expires_at: float,
+        forwardable: bool,
+    ) -> None:
+        self.topic = topic
+        self.packets = packets
+        self.count = count
+        self.stride = stride
+        self.v5 = v5
+        self.head_size = head_size
+        self.properties = properties
+        self.expires_at = expires_at
+        flags = packets[0] & 0x0F
+        self.qos = (flags >> 1) & 3
+        self.retain = (flags & RETAIN_FLAG) != 0
+        self.sequence = 0
+        self.written_in = -1
+        # Packets that hold something meant for us alone (a topic alias, an expiry that is running) are never passed on as they are.
+        self.raw_flags = (flags | (V5_FLAG if v5 else 0)) if forwardable else -1
+        self._forms: dict[tuple[int, bytes, int, int], Form] | None = None
+        self._raw: Form | None = None
+
+    def expired(self, now: float) -> bool:
+        return self.expires_at > 0 and now >= self.expires_at
+
+    def payloads(self) -> list[bytes]:
+        """The payload of each message."""
+        found: list[bytes] = []
+        packets = self.packets
+        position: i64 = 0
+        end: i64 = len(packets)
+        skip: i64 = self.head_size + (2 if self.qos else 0)
+        while position < end:
+            size: i64 = 0
+            shift: i64 = 0
+            cursor: i64 = position + 1
+            while True:
+                byte: i64 = packets[cursor]
+                cursor += 1
+                size |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    break
+                shift += 7
+            position = cursor + size
+            found.append(packets[cursor + skip : position])
+        return found
+
+    def single(self, index: int) -> Publication:
+        """One of the messages as a publication of its own."""
+        if self.count == 1:
+            return self
+        only = build(self.topic, self.payloads()[index], self.qos, self.retain, self.properties, self.expires_at)
+        only.sequence = self.sequence + index
+        return only
+
+    def parts(self, pieces: int) -> list[Publication]:
+        """These messages as at most ``pieces`` publications of about equal size, in order."""
+        if self.count == 1 or pieces == 1:
+            return [self]
+        if self.stride == 0:
+            singles: list[Publication] = []
+            for index, payload in enumerate(self.payloads()):
+                one = build(self.topic, payload, self.qos, self.retain, self.properties, self.expires_at)
+                one.sequence = self.sequence + index
+                singles.append(one)
+            return singles
+        found: list[Publication] = []
+        pieces = min(pieces, self.count)
+        start = 0
+        for piece in range(pieces):
+            stop = self.count * (piece + 1) // pieces
+            part = Publication(
+                self.topic,
+                self.packets[start * self.stride : stop * self.stride],
+                stop - start,
+                self.stride,
+                self.v5,
+                self.head_size,
+                self.properties,
+                self.expires_at,
+                self.raw_flags >= 0,
+            )
+            part.sequence = self.sequence + start
+            found.append(part)
+            start = stop
+        return found
+
+    def form(self, flags: int, identifiers: bytes, alias: int, now: float) -> Form:
+        """These packets with ``flags`` (QoS, retain, :data:`V5_FLAG`), encoded subscription ``identifiers``, and topic ``alias``.
+
+        A positive alias is being defined and goes out beside the topic; a negative one is known to the receiver and replaces it.
+        """
+        if flags == self.raw_flags and alias == 0 and not identifiers:
+            raw = self._raw
+            if raw is None:
+                id_at = self.stride - 1 if self.stride == 0 else 1 + _varint_size(self.packets) + 2 + len(self.topic)
+                raw = Form(self.packets, self.stride, id_at)
+                self._raw = raw
+            return raw
+        remaining = -1
+        if self.expires_at > 0:
+            remaining = max(1, int(self.expires_at - now + 0.999))
+        key = (flags, identifiers, alias, remaining)
+        forms = self._forms
+        if forms is None:
+            forms = {}
+            self._forms = forms
+        form = forms.get(key)
+        if form is None:
+            form = self._encode(flags, identifiers, alias, remaining)
+            forms[key] = form
+        return form
+
+    def forget_forms(self) -> None:
+        """Drop what was built for receivers; called when a publication goes to rest in a queue or the retained store."""
+        self._forms = None
+
+    def _encode(self, flags: int, identifiers: bytes, alias: int, remaining: int) -> Form:
+        topic = b"" if alias < 0 else self.topic
+        head = len(topic).to_bytes(2, "big") + topic
+        id_at = len(head)
+        if flags & 0x06:
+            head += b"\x00\x00"
+        if flags & V5_FLAG:
+            properties = self.properties
+            if remaining >= 0:
+                properties += _MESSAGE_EXPIRY + remaining.to_bytes(4, "big")
+            if alias != 0:
+                properties += _TOPIC_ALIAS + abs(alias).to_bytes(2, "big")
+            properties += identifiers
+            head += encode_varint(len(properties)) + properties
+        first = bytes([0x30 | (flags & 0x0F)])
+        payloads = self.payloads()
+        if self.stride > 0:
+            lead = first + encode_varint(len(head) + len(payloads[0])) + head
+            packets = lead + lead.join(payloads)
+            return Form(packets, len(lead) + len(payloads[0]), len(lead) - len(head) + id_at)
+        parts: list[bytes] = []
+        for payload in payloads:
+            parts.append(first + encode_varint(len(head) + len(payload)) + head + payload)
+        return Form(b"".join(parts), 0, 0)
+
+
+def build(
+    topic: bytes,
+    payload: bytes,
+    qos: int,
+    retain: bool,
+    properties: bytes = b"",
+    expires_at: float = 0.0,
+) -> Publication:
+    """A publication of one message from its parts."""
+    v5 = bool(properties)
+    head = len(topic).to_bytes(2, "big") + topic
+    if qos:
+        head += b"\x00\x00"
+    if v5:
+        head += encode_varint(len(properties)) + properties
+    flags = (qos << 1) | (RETAIN_FLAG if retain else 0)
+    packet = bytes([0x30 | flags]) + encode_varint(len(head) + len(payload)) + head + payload
+    head_size = len(head) - (2 if qos else 0)
+    return Publication(topic, packet, 1, len(packet), v5, head_size, properties, expires_at, expires_at == 0)
+
+
+def _varint_size(packet: bytes) -> int:
+    if packet[1] < 0x80:
+        return 1
+    if packet[2] < 0x80:
+        return 2
+    if packet[3] < 0x80:
+        return 3
+    return 4

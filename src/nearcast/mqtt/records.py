@@ -1,0 +1,286 @@
+"""Journal records: what a broker must remember to keep its word after a crash, as bytes.
+
+The engine appends a record for every change of durable state, in order; replaying them in order (:mod:`nearcast.mqtt.recovery`)
+gives the state back. All records that one call into the engine produced are stored atomically: a PUBLISH that is kept without the
+packet identifier it came with would be delivered twice.
+
+A record is one kind byte and fields: unsigned LEB128 numbers, byte strings with their length, 8-byte floats for wall-clock times.
+Unknown kinds are refused, not skipped: a journal written by a newer version says so instead of losing state.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from nearcast.mqtt.codec import encode_varint
+from nearcast.mqtt.packets import Will
+from nearcast.mqtt.properties import WILL_PROPERTIES, decode_properties, encode_properties
+from nearcast.mqtt.publication import Publication
+
+if TYPE_CHECKING:
+    from nearcast.mqtt.session import Session
+    from nearcast.mqtt.subscriptions import Subscription
+
+SESSION: Final = 1
+SESSION_ENDED: Final = 2
+SUBSCRIBED: Final = 3
+UNSUBSCRIBED: Final = 4
+PUBLISHED: Final = 5
+SENT: Final = 6
+ACKNOWLEDGED: Final = 7
+RELEASED: Final = 8
+REMEMBERED: Final = 9
+FORGOTTEN: Final = 10
+DROPPED: Final = 11
+RETAINED: Final = 12
+UNRETAINED: Final = 13
+STORED: Final = 14
+STATE: Final = 15
+
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(16)]
+
+
+def number(value: int) -> bytes:
+    """An unsigned LEB128 number of any size."""
+    if value < 268_435_456:
+        return encode_varint(value)
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append((value & 0x7F) | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def blob(value: bytes) -> bytes:
+    return number(len(value)) + value
+
+
+def text(value: str | None) -> bytes:
+    """An optional string: absent and empty differ."""
+    if value is None:
+        return b"\x00"
+    return b"\x01" + blob(value.encode("utf-8"))
+
+
+def moment(value: float) -> bytes:
+    return struct.pack(">d", value)
+
+
+def session(of: Session, wall_offset: float) -> bytes:
+    """The session exists with these facts; replaces what was known of them."""
+    will = of.will
+    parts = [
+        _KIND[SESSION],
+        number(of.number),
+        blob(of.client_id.encode("utf-8")),
+        number(of.expiry_seconds),
+        moment(of.expires_at + wall_offset if of.expires_at else 0.0),
+        text(of.username),
+    ]
+    if will is None:
+        parts.append(b"\x00")
+    else:
+        parts.append(b"\x01")
+        parts.append(moment(of.will_due_at + wall_offset if of.will_due_at else 0.0))
+        parts.append(blob(will.topic.encode("utf-8")))
+        parts.append(blob(will.payload))
+        parts.append(number(will.qos | (4 if will.retain else 0)))
+        parts.append(encode_properties(will.properties))
+    return b"".join(parts)
+
+
+def session_ended(session_number: int) -> bytes:
+    return _KIND[SESSION_ENDED] + number(session_number)
+
+
+def subscription_fields(subscription: Subscription) -> bytes:
+    options = (
+        subscription.qos
+        | (4 if subscription.no_local else 0)
+        | (8 if subscription.retain_as_published else 0)
+        | (subscription.retain_handling << 4)
+    )
+    return blob(subscription.topic_filter.encode("utf-8")) + number(options) + number(subscription.identifier)
+
+
+def subscribed(session_number: int, subscription: Subscription) -> bytes:
+    return _KIND[SUBSCRIBED] + number(session_number) + subscription_fields(subscription)
+
+
+def unsubscribed(session_number: int, topic_filter: str) -> bytes:
+    return _KIND[UNSUBSCRIBED] + number(session_number) + blob(topic_filter.encode("utf-8"))
+
+
+def publication_fields(publication: Publication, wall_offset: float) -> bytes:
+    flags = (1 if publication.v5 else 0) | (2 if publication.raw_flags >= 0 else 0)
+    return b"".join(
+        (
+            number(publication.sequence),
+            number(flags),
+            number(publication.count),
+            number(publication.stride),
+            number(publication.head_size),
+            blob(publication.properties),
+            moment(publication.expires_at + wall_offset if publication.expires_at else 0.0),
+            blob(publication.topic),
+            blob(publication.packets),
+        )
+    )
+
+
+def target(session_number: int, count: int, qos: int, retain: bool, identifiers: bytes) -> bytes:
+    """One session that took on the first ``count`` messages of a publication."""
+    return number(session_number) + number(count) + number(qos | (4 if retain else 0)) + blob(identifiers)
+
+
+def published(publication: Publication, targets: list[bytes], wall_offset: float) -> bytes:
+    """Messages were taken on for these sessions, each at the end of its queue."""
+    fields = publication_fields(publication, wall_offset)
+    return _KIND[PUBLISHED] + fields + number(len(targets)) + b"".join(targets)
+
+
+def sent(session_number: int, first_id: int, count: int) -> bytes:
+    """The next ``count`` messages of the session's queue went out under identifiers from ``first_id`` on."""
+    return _KIND[SENT] + number(session_number) + number(first_id) + number(count)
+
+
+def dropped(session_number: int, count: int) -> bytes:
+    """The next ``count`` messages of the session's queue were given up (expired, or too large for the client)."""
+    return _KIND[DROPPED] + number(session_number) + number(count)
+
+
+def acknowledged(session_number: int, packet_ids: bytes) -> bytes:
+    """The client has these messages; they are no longer in flight."""
+    return _KIND[ACKNOWLEDGED] + number(session_number) + blob(packet_ids)
+
+
+def released(session_number: int, packet_ids: bytes) -> bytes:
+    """PUBREC came for these: only PUBREL and PUBCOMP remain."""
+    return _KIND[RELEASED] + number(session_number) + blob(packet_ids)
+
+
+def remembered(session_number: int, packet_ids: bytes) -> bytes:
+    """QoS 2 messages with these identifiers came in from the client."""
+    return _KIND[REMEMBERED] + number(session_number) + blob(packet_ids)
+
+
+def forgotten(session_number: int, packet_ids: bytes) -> bytes:
+    """The client released these identifiers."""
+    return _KIND[FORGOTTEN] + number(session_number) + blob(packet_ids)
+
+
+def retained(publication: Publication, wall_offset: float) -> bytes:
+    return _KIND[RETAINED] + publication_fields(publication, wall_offset)
+
+
+def unretained(topic: bytes) -> bytes:
+    return _KIND[UNRETAINED] + blob(topic)
+
+
+def stored(publication: Publication, wall_offset: float) -> bytes:
+    """A publication that STATE records after this one refer to by its sequence."""
+    return _KIND[STORED] + publication_fields(publication, wall_offset)
+
+
+def state(of: Session) -> bytes:
+    """Everything of a session but the facts in SESSION, for compaction; the publications it names were stored before it."""
+    parts = [_KIND[STATE], number(of.number), number(of.next_id), number(len(of.subscriptions))]
+    for subscription in of.subscriptions.values():
+        parts.append(subscription_fields(subscription))
+    parts.append(number(len(of.inflight)))
+    for packet_id, entry in of.inflight.items():
+        parts.append(number(packet_id))
+        if entry.first_id == 0:  # session.RELEASED
+            parts.append(b"\x00")
+            continue
+        parts.append(b"\x01")
+        parts.append(number(entry.publication.sequence))
+        parts.append(number(entry.start + packet_id - entry.first_id))
+        parts.append(number(entry.qos | (4 if entry.retain else 0)))
+        parts.append(blob(entry.identifiers))
+    queue = of.queue
+    parts.append(number(0 if queue is None else len(queue)))
+    if queue is not None:
+        for pending in queue:
+            parts.append(number(pending.publication.sequence))
+            parts.append(number(pending.start))
+            parts.append(number(pending.count))
+            parts.append(number(pending.qos | (4 if pending.retain else 0)))
+            parts.append(blob(pending.identifiers))
+    ids = of.received_ids
+    parts.append(blob(b"" if ids is None else b"".join([packet_id.to_bytes(2, "big") for packet_id in sorted(ids)])))
+    return b"".join(parts)
+
+
+class Fields:
+    """Reads the fields of one record; raises ``ValueError`` when the record ends too early."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 1
+
+    def number(self) -> int:
+        value = 0
+        shift = 0
+        while True:
+            if self.position >= len(self.data):
+                raise ValueError("record ends inside a number")
+            byte = self.data[self.position]
+            self.position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 70:
+                raise ValueError("number too large")
+
+    def blob(self) -> bytes:
+        size = self.number()
+        end = self.position + size
+        if end > len(self.data):
+            raise ValueError("record ends inside a byte string")
+        value = self.data[self.position : end]
+        self.position = end
+        return value
+
+    def text(self) -> str | None:
+        if self.number() == 0:
+            return None
+        return self.blob().decode("utf-8")
+
+    def moment(self) -> float:
+        end = self.position + 8
+        if end > len(self.data):
+            raise ValueError("record ends inside a time")
+        value: float = struct.unpack(">d", self.data[self.position : end])[0]
+        self.position = end
+        return value
+
+    def will(self) -> Will:
+        topic = self.blob().decode("utf-8")
+        payload = self.blob()
+        flags = self.number()
+        properties, self.position = decode_properties(self.data, self.position, WILL_PROPERTIES)
+        return Will(topic, payload, flags & 3, (flags & 4) != 0, properties)
+
+    def publication(self, wall_offset: float) -> Publication:
+        sequence = self.number()
+        flags = self.number()
+        count = self.number()
+        stride = self.number()
+        head_size = self.number()
+        properties = self.blob()
+        expires_wall = self.moment()
+        topic = self.blob()
+        packets = self.blob()
+        if not packets or count < 1:
+            raise ValueError("publication without packets")
+        # A deadline that has passed must stay one: 0 means "never".
+        expires_at = max(expires_wall - wall_offset, 1e-9) if expires_wall else 0.0
+        found = Publication(
+            topic, packets, count, stride, (flags & 1) != 0, head_size, properties, expires_at, (flags & 2) != 0
+        )
+        found.sequence = sequence
+        return found

@@ -1,0 +1,115 @@
+"""SUBSCRIBE and UNSUBSCRIBE, and the retained messages that answer a new subscription (sections 3.8 to 3.11)."""
+
+from __future__ import annotations
+
+from nearcast.config import Limits
+from nearcast.mqtt import reasons, records
+from nearcast.mqtt.access import Authorizer
+from nearcast.mqtt.codec import encode
+from nearcast.mqtt.connection import Connection
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.packets import SubAck, Subscribe, SubscriptionRequest, UnsubAck, Unsubscribe
+from nearcast.mqtt.retained import RetainedMessages
+from nearcast.mqtt.routing import Router, encode_identifier
+from nearcast.mqtt.session import Session
+from nearcast.mqtt.sessions import Sessions
+from nearcast.mqtt.subscriptions import Subscription
+from nearcast.mqtt.topics import filter_fault, parse_shared
+
+
+class Requests:
+    """Answers SUBSCRIBE and UNSUBSCRIBE. One per engine."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        effects: Effects,
+        sessions: Sessions,
+        router: Router,
+        retained: RetainedMessages,
+        authorizer: Authorizer | None,
+    ) -> None:
+        self._effects = effects
+        self._sessions = sessions
+        self._router = router
+        self._retained = retained
+        self.authorizer = authorizer
+        self.apply(limits)
+
+    def apply(self, limits: Limits) -> None:
+        self._max_subscriptions: int = limits.max_subscriptions
+        self._max_topic_levels: int = limits.max_topic_levels
+        self._max_qos: int = limits.max_qos
+
+    def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
+        identifier = 0
+        if packet.properties is not None and packet.properties.subscription_identifiers:
+            identifier = packet.properties.subscription_identifiers[0]
+        codes: list[int] = []
+        made: list[tuple[Subscription, bool]] = []
+        for request in packet.subscriptions:
+            code = self._fault(connection, session, request)
+            if code == reasons.SUCCESS:
+                subscription = Subscription(
+                    session,
+                    request.topic_filter,
+                    min(request.qos, self._max_qos),
+                    request.no_local,
+                    request.retain_as_published,
+                    request.retain_handling,
+                    identifier,
+                )
+                made.append((subscription, self._sessions.subscribe(session, subscription)))
+                code = subscription.qos
+            elif not connection.is_v5:
+                code = reasons.UNSPECIFIED_ERROR  # the only failure 3.1.1 can say
+            codes.append(code)
+        connection.push_held(encode(SubAck(packet.packet_id, codes), connection.version))
+        for subscription, is_new in made:
+            handling = subscription.retain_handling
+            if handling == 0 or (handling == 1 and is_new):
+                self._send_retained(session, subscription, now)
+
+    def _fault(self, connection: Connection, session: Session, request: SubscriptionRequest) -> int:
+        """Why a subscription is refused, as a reason code; SUCCESS when it is not."""
+        try:
+            _, inner = parse_shared(request.topic_filter)
+        except ValueError:
+            return reasons.TOPIC_FILTER_INVALID
+        if filter_fault(inner, self._max_topic_levels):
+            return reasons.TOPIC_FILTER_INVALID
+        authorizer = self.authorizer
+        if authorizer is not None and not authorizer.may_subscribe(
+            connection.client_id, connection.username, request.topic_filter
+        ):
+            return reasons.NOT_AUTHORIZED
+        if len(session.subscriptions) >= self._max_subscriptions and request.topic_filter not in session.subscriptions:
+            return reasons.QUOTA_EXCEEDED
+        return reasons.SUCCESS
+
+    def _send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
+        group, inner = parse_shared(subscription.topic_filter)
+        if group:  # no retained messages on shared subscriptions (section 4.8.2)
+            return
+        identifiers = encode_identifier(subscription.identifier)
+        for message in self._retained.match(inner):
+            if message.expired(now):
+                self._forget(message.topic)
+                continue
+            self._router.deliver(session, message, min(message.qos, subscription.qos), True, identifiers, now)
+
+    def _forget(self, topic: bytes) -> None:
+        stats = self._effects.stats
+        self._retained.remove(topic)
+        stats.dropped_expired += 1
+        stats.retained_messages = self._retained.count
+        stats.retained_bytes = self._retained.bytes
+        if self._effects.gated:
+            self._effects.records.append(records.unretained(topic))
+
+    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        codes: list[int] = []
+        for topic_filter in packet.topic_filters:
+            existed = self._sessions.unsubscribe(session, topic_filter)
+            codes.append(reasons.SUCCESS if existed else reasons.NO_SUBSCRIPTION_EXISTED)
+        connection.push_held(encode(UnsubAck(packet.packet_id, codes), connection.version))

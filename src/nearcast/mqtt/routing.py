@@ -1,0 +1,206 @@
+"""From a publication to its receivers.
+
+The answer of the subscription tree for a topic is compiled once into a :class:`Route` and used until any subscription changes:
+a busy topic costs one dictionary look-up per publication, which may be hundreds of messages.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nearcast.errors import RemoteProtocolError
+from nearcast.mqtt import reasons, records
+from nearcast.mqtt.codec import encode_varint
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.session import Session
+from nearcast.mqtt.subscriptions import SharedGroup, Subscription, SubscriptionTree
+from nearcast.mqtt.topics import topic_fault
+
+#: Topics whose routes are remembered. The whole memory is dropped when it is full: it refills at the cost of one match each.
+MAX_ROUTES: Final = 100_000
+
+_SUBSCRIPTION_IDENTIFIER: Final = b"\x0b"
+
+
+class Target:
+    """One session's share in a topic: its overlapping subscriptions as one, at the highest QoS [MQTT-3.3.4-2]."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.session: Session = subscription.session
+        self.qos = subscription.qos
+        self.no_local = subscription.no_local
+        self.retain_as_published = subscription.retain_as_published
+        self.identifiers = encode_identifier(subscription.identifier)
+
+    def merge(self, subscription: Subscription) -> None:
+        self.qos = max(self.qos, subscription.qos)
+        self.no_local = self.no_local and subscription.no_local
+        self.retain_as_published = self.retain_as_published or subscription.retain_as_published
+        self.identifiers += encode_identifier(subscription.identifier)
+
+
+class Route:
+    """Everything that wants a topic, and how much went through it."""
+
+    def __init__(self, topic: bytes) -> None:
+        self.topic = topic
+        self.generation = -1
+        self.targets: list[Target] = []
+        self.groups: list[SharedGroup] = []
+        self.messages = 0
+        self.bytes = 0
+
+
+def encode_identifier(identifier: int) -> bytes:
+    """A Subscription Identifier property, or nothing for 0."""
+    return _SUBSCRIPTION_IDENTIFIER + encode_varint(identifier) if identifier else b""
+
+
+class Router:
+    """Routes publications over one subscription tree. ``next_sequence`` numbers messages: their identity at this origin."""
+
+    def __init__(self, effects: Effects, tree: SubscriptionTree, max_topic_levels: int, wall_offset: float) -> None:
+        self.effects = effects
+        self.tree = tree
+        self.next_sequence = 1
+        self.wall_offset = wall_offset
+        self._max_topic_levels = max_topic_levels
+        self._routes: dict[bytes, Route] = {}
+
+    def route_for(self, topic: bytes) -> Route:
+        """The route of a topic; raises for what is not a topic name. Only valid names are ever remembered."""
+        route = self._routes.get(topic)
+        if route is None:
+            fault = topic_fault(topic, self._max_topic_levels)
+            if fault:
+                raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
+            if len(self._routes) >= MAX_ROUTES:
+                self._routes.clear()
+            route = Route(topic)
+            self._routes[topic] = route
+        if route.generation != self.tree.generation:
+            self._compile(route)
+        return route
+
+    def _compile(self, route: Route) -> None:
+        match = self.tree.match(route.topic)
+        merged: dict[str, Target] = {}
+        for subscription in match.subscriptions:
+            target = merged.get(subscription.session.client_id)
+            if target is None:
+                merged[subscription.session.client_id] = Target(subscription)
+            else:
+                target.merge(subscription)
+        route.targets = list(merged.values())
+        route.groups = match.groups
+        route.generation = self.tree.generation
+
+    def sweep(self) -> None:
+        """Forget routes that are out of date, so that they do not keep ended sessions in memory."""
+        generation = self.tree.generation
+        stale = [topic for topic, route in self._routes.items() if route.generation != generation]
+        for topic in stale:
+            del self._routes[topic]
+
+    def topic_counts(self) -> list[tuple[str, int, int]]:
+        """(topic, messages, bytes) of every remembered route."""
+        return [(topic.decode("utf-8"), route.messages, route.bytes) for topic, route in self._routes.items()]
+
+    def publish(self, route: Route, publication: Publication, publisher: Session | None, now: float) -> bool:
+        """Hand a publication to everyone who wants it; returns whether anyone did."""
+        count = publication.count
+        publication.sequence = self.next_sequence
+        self.next_sequence += count
+        route.messages += count
+        route.bytes += len(publication.packets)
+        targets = route.targets
+        if not targets and not route.groups:
+            self.effects.stats.unmatched += count
+            return False
+        if publication.qos == 0:
+            retain = publication.retain
+            for target in targets:
+                session = target.session
+                connection = session.connection
+                if connection is not None and not (target.no_local and session is publisher):
+                    connection.send_qos0(publication, retain and target.retain_as_published, target.identifiers, now)
+        elif targets:
+            self._publish_acknowledged(targets, publication, publisher, now)
+        for group in route.groups:
+            self._publish_shared(group, publication, now)
+        return True
+
+    def _publish_acknowledged(
+        self, targets: list[Target], publication: Publication, publisher: Session | None, now: float
+    ) -> None:
+        log = self.effects.records
+        gated = self.effects.gated
+        # The publication's record must stand before those of its sending, and is complete only after them: keep its place.
+        place = len(log)
+        if gated:
+            log.append(b"")
+        durable: list[bytes] = []
+        for target in targets:
+            session = target.session
+            if target.no_local and session is publisher:
+                continue
+            retain = publication.retain and target.retain_as_published
+            qos = min(publication.qos, target.qos)
+            if qos == 0:
+                connection = session.connection
+                if connection is not None:
+                    connection.send_qos0(publication, retain, target.identifiers, now)
+                continue
+            accepted = session.deliver(publication, qos, retain, target.identifiers, now)
+            if accepted and session.durable:
+                durable.append(records.target(session.number, accepted, qos, retain, target.identifiers))
+        if durable:
+            log[place] = records.published(publication, durable, self.wall_offset)
+        elif gated:
+            del log[place]
+
+    def deliver(
+        self, session: Session, publication: Publication, qos: int, retain: bool, identifiers: bytes, now: float
+    ) -> None:
+        """Hand a publication to one session (retained messages, shared subscriptions)."""
+        if qos == 0:
+            connection = session.connection
+            if connection is not None:
+                connection.send_qos0(publication, retain, identifiers, now)
+            return
+        log = self.effects.records
+        place = len(log)
+        if session.durable:
+            log.append(b"")
+        accepted = session.deliver(publication, qos, retain, identifiers, now)
+        if session.durable:
+            if accepted:
+                target = records.target(session.number, accepted, qos, retain, identifiers)
+                log[place] = records.published(publication, [target], self.wall_offset)
+            else:
+                del log[place]
+
+    def _publish_shared(self, group: SharedGroup, publication: Publication, now: float) -> None:
+        """Spread the messages over the members, in turn. Who is connected comes before who is not, who keeps up before who lags."""
+        members = list(group.members.values())
+        ready: list[Subscription] = []
+        lagging: list[Subscription] = []
+        for member in members:
+            connection = member.session.connection
+            if connection is not None:
+                if member.session.queued_messages or not connection.has_room():
+                    lagging.append(member)
+                else:
+                    ready.append(member)
+        chosen = ready or lagging or [member for member in members if publication.qos and member.qos]
+        if not chosen:
+            return
+        turn = group.turn % len(chosen)
+        for part in publication.parts(len(chosen)):
+            member = chosen[turn]
+            turn = (turn + 1) % len(chosen)
+            retain = publication.retain and member.retain_as_published
+            qos = min(publication.qos, member.qos)
+            self.deliver(member.session, part, qos, retain, encode_identifier(member.identifier), now)
+        group.turn = turn

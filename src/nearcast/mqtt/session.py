@@ -1,0 +1,378 @@
+"""A client's session: what the server owes it and what it owes the server, across connections (section 4.1).
+
+Outbound QoS 1 and 2 is a window over a queue. Messages enter :meth:`Session.deliver`; as many as the window (the client's Receive
+Maximum, our own bound, the connection's output bound) admits become *in flight* under a packet identifier, the rest waits in
+order. The life of an identifier::
+
+    PUBLISH sent ──QoS 1── PUBACK ───────────────────────────► free
+         └──────── QoS 2 ── PUBREC ─► PUBREL sent ── PUBCOMP ─► free
+
+``inflight`` maps the identifier to a :class:`Sent` (or to :data:`RELEASED` once PUBREL is out), in the order of sending, which is
+the order of sending again after a reconnect [MQTT-4.6.0-1]. Inbound QoS 2 remembers the identifiers between PUBREC and PUBREL.
+
+When the session is durable every change goes to the records *in the order of the calls*, see :mod:`nearcast.mqtt.records`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from nearcast.errors import RemoteProtocolError
+from nearcast.mqtt import reasons, records
+from nearcast.mqtt.codec import encode
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.packets import PubComp, PubRel
+from nearcast.mqtt.publication import Publication, build
+
+if TYPE_CHECKING:
+    from nearcast.mqtt.connection import Connection
+    from nearcast.mqtt.packets import Will
+    from nearcast.mqtt.subscriptions import Subscription
+
+NEVER: Final = 0xFFFFFFFF
+MAX_PACKET_ID: Final = 65_535
+
+
+class Sent:
+    """A stretch of a publication that went out under consecutive identifiers from ``first_id`` on."""
+
+    def __init__(
+        self, publication: Publication, start: int, first_id: int, qos: int, retain: bool, identifiers: bytes
+    ) -> None:
+        self.publication = publication
+        self.start = start
+        self.first_id = first_id
+        self.qos = qos
+        self.retain = retain
+        self.identifiers = identifiers
+
+
+#: Stands in ``inflight`` for a QoS 2 message whose content the client has: only PUBREL and PUBCOMP remain.
+RELEASED: Final = Sent(build(b"released", b"", 0, False), 0, 0, 2, False, b"")
+
+
+class Pending:
+    """A stretch of a publication that waits in the queue."""
+
+    def __init__(self, publication: Publication, start: int, count: int, qos: int, retain: bool, identifiers: bytes) -> None:
+        self.publication = publication
+        self.start = start
+        self.count = count
+        self.qos = qos
+        self.retain = retain
+        self.identifiers = identifiers
+
+
+class Session:
+    """See the module. ``number`` is the session's name in the records; ``expiry_seconds`` of 0 ends it with its connection."""
+
+    def __init__(self, client_id: str, number: int, effects: Effects, max_queued_messages: int, max_queued_bytes: int) -> None:
+        self.client_id = client_id
+        self.number = number
+        self.effects = effects
+        self.connection: Connection | None = None
+        self.durable = False
+        self.expiry_seconds = 0
+        self.expires_at = 0.0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.will: Will | None = None
+        self.will_due_at = 0.0
+        self.username: str | None = None
+        self.inflight: dict[int, Sent] = {}
+        self.next_id = 1
+        self.queue: deque[Pending] | None = None
+        self.queued_messages = 0
+        self.queued_bytes = 0
+        self.max_queued_messages = max_queued_messages
+        self.max_queued_bytes = max_queued_bytes
+        self.received_ids: set[int] | None = None
+
+    # --- outbound -------------------------------------------------------------------------------------------------------
+
+    def deliver(self, publication: Publication, qos: int, retain: bool, identifiers: bytes, now: float) -> int:
+        """Take on the messages of a publication at QoS 1 or 2; returns how many of them, from the first on, were accepted."""
+        sent = 0
+        connection = self.connection
+        if connection is not None and not self.queued_messages and not connection.congested and connection.has_room():
+            sent = self._send(connection, publication, 0, publication.count, qos, retain, identifiers, now)
+        left = publication.count - sent
+        if left == 0:
+            return sent
+        return sent + self._enqueue(publication, sent, left, qos, retain, identifiers)
+
+    def _enqueue(self, publication: Publication, start: int, count: int, qos: int, retain: bool, identifiers: bytes) -> int:
+        stats = self.effects.stats
+        room = self.max_queued_messages - self.queued_messages
+        size = publication.stride
+        if size > 0:
+            room = min(room, (self.max_queued_bytes - self.queued_bytes) // size)
+        if room < count:
+            stats.dropped_queue_full += count - max(room, 0)
+            if room <= 0:
+                return 0
+            count = room
+        queue = self.queue
+        if queue is None:
+            queue = deque()
+            self.queue = queue
+        queue.append(Pending(publication, start, count, qos, retain, identifiers))
+        self.queued_messages += count
+        self.queued_bytes += count * size
+        stats.queued_messages += count
+        stats.queued_bytes += count * size
+        return count
+
+    def _send(
+        self,
+        connection: Connection,
+        publication: Publication,
+        start: int,
+        count: int,
+        qos: int,
+        retain: bool,
+        identifiers: bytes,
+        now: float,
+    ) -> int:
+        """Put in flight as many messages as the window admits; returns how many are dealt with."""
+        inflight = self.inflight
+        room = connection.send_maximum - len(inflight)
+        if room <= 0:
+            return 0
+        stats = self.effects.stats
+        flags = connection.form_flags | (qos << 1) | (1 if retain else 0)
+        alias = 0 if connection.alias_out_maximum == 0 else connection.alias_for(publication.topic, held=True)
+        form = publication.form(flags, identifiers, alias, now)
+        if form.stride > connection.max_packet_bytes:  # dropped as if it had been sent and acknowledged [MQTT-3.1.2-25]
+            stats.dropped_too_large += count
+            if alias > 0:
+                connection.forget_alias(publication.topic)
+            if self.durable:
+                self.effects.records.append(records.dropped(self.number, count))
+            return count
+        if count > room:
+            count = room
+        done = 0
+        while done < count:
+            first_id = self._free_id()
+            sent = Sent(publication, start + done, first_id, qos, retain, identifiers)
+            inflight[first_id] = sent
+            stretch: i64 = 1
+            limit: i64 = min(count - done, MAX_PACKET_ID + 1 - first_id)
+            while stretch < limit:
+                packet_id = first_id + int(stretch)
+                if packet_id in inflight:
+                    break
+                inflight[packet_id] = sent
+                stretch += 1
+            following = first_id + int(stretch)
+            self.next_id = 1 if following > MAX_PACKET_ID else following
+            connection.push_held(form.numbered(start + done, int(stretch), first_id))
+            if self.durable:
+                self.effects.records.append(records.sent(self.number, first_id, int(stretch)))
+            done += int(stretch)
+        stats.publishes_sent[qos] += done
+        stats.publish_bytes_sent += done * form.stride
+        stats.inflight_messages += done
+        connection.messages_out += done
+        return done
+
+    def _free_id(self) -> int:
+        """The next identifier that is not in use. There is one: the window is smaller than the space of identifiers."""
+        packet_id = self.next_id
+        while packet_id in self.inflight:
+            packet_id = 1 if packet_id == MAX_PACKET_ID else packet_id + 1
+        return packet_id
+
+    def drain(self, now: float) -> None:
+        """Send what waits in the queue, as far as the window admits."""
+        connection = self.connection
+        queue = self.queue
+        if connection is None or queue is None or not self.queued_messages:
+            return
+        stats = self.effects.stats
+        while queue and not connection.congested and connection.has_room():
+            pending = queue[0]
+            publication = pending.publication
+            if publication.expired(now):  # [MQTT-3.3.2-5]
+                stats.dropped_expired += pending.count
+                done = pending.count
+                if self.durable:
+                    self.effects.records.append(records.dropped(self.number, done))
+            else:
+                done = self._send(
+                    connection,
+                    publication,
+                    pending.start,
+                    pending.count,
+                    pending.qos,
+                    pending.retain,
+                    pending.identifiers,
+                    now,
+                )
+                if done == 0:
+                    break
+            size = done * publication.stride
+            self.queued_messages -= done
+            self.queued_bytes -= size
+            stats.queued_messages -= done
+            stats.queued_bytes -= size
+            pending.start += done
+            pending.count -= done
+            if pending.count == 0:
+                queue.popleft()
+        if not queue:
+            self.queue = None
+
+    def resume(self, now: float) -> None:
+        """A new connection took over: send again what is in flight, in order, then go on with the queue [MQTT-4.4.0-1]."""
+        connection = self.connection
+        if connection is None:
+            return
+        for packet_id, sent in list(self.inflight.items()):
+            if sent is RELEASED:
+                connection.push_held(encode(PubRel(packet_id), connection.version))
+                continue
+            flags = connection.form_flags | (sent.qos << 1) | (1 if sent.retain else 0)
+            form = sent.publication.form(flags, sent.identifiers, 0, now)
+            if form.stride > connection.max_packet_bytes:
+                self._forget(packet_id)
+                self.effects.stats.dropped_too_large += 1
+                continue
+            index = sent.start + packet_id - sent.first_id
+            connection.push_held(form.duplicate(index, packet_id))
+            self.effects.stats.resent += 1
+        self.drain(now)
+
+    def _forget(self, packet_id: int) -> None:
+        del self.inflight[packet_id]
+        self.effects.stats.inflight_messages -= 1
+        if self.durable:
+            self.effects.records.append(records.acknowledged(self.number, packet_id.to_bytes(2, "big")))
+
+    # --- acknowledgements of what we sent -------------------------------------------------------------------------------
+
+    def acknowledge(self, packet_ids: bytes, now: float) -> None:
+        """PUBACKs arrived: ``packet_ids`` are their identifiers, two bytes each."""
+        inflight = self.inflight
+        position: i64 = 0
+        end: i64 = len(packet_ids)
+        freed = 0
+        while position < end:
+            packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
+            position += 2
+            sent = inflight.pop(packet_id, None)
+            if sent is None:
+                continue
+            freed += 1
+            if sent.qos != 1:
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a message that was sent at QoS 2")
+        self._freed(freed, packet_ids, now)
+
+    def complete(self, packet_ids: bytes, now: float) -> None:
+        """PUBCOMPs arrived."""
+        inflight = self.inflight
+        position: i64 = 0
+        end: i64 = len(packet_ids)
+        freed = 0
+        while position < end:
+            packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
+            position += 2
+            sent = inflight.get(packet_id)
+            if sent is None:
+                continue
+            if sent is not RELEASED:
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBCOMP for a message that was not released")
+            del inflight[packet_id]
+            freed += 1
+        self._freed(freed, packet_ids, now)
+
+    def _freed(self, count: int, packet_ids: bytes, now: float) -> None:
+        if count == 0:
+            return
+        self.effects.stats.inflight_messages -= count
+        if self.durable:
+            self.effects.records.append(records.acknowledged(self.number, packet_ids))
+        if self.queued_messages:
+            self.drain(now)
+
+    def received(self, packet_ids: bytes) -> None:
+        """PUBRECs arrived: the client has these QoS 2 messages; answer each with PUBREL [MQTT-4.3.3-4]."""
+        connection = self.connection
+        if connection is None:
+            return
+        inflight = self.inflight
+        position: i64 = 0
+        end: i64 = len(packet_ids)
+        known: list[bytes] = []
+        while position < end:
+            packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
+            sent = inflight.pop(packet_id, None)
+            if sent is not None and sent.qos != 2:
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a message that was sent at QoS 1")
+            if sent is None:
+                self._release_unknown(connection, packet_id)
+            else:
+                inflight[packet_id] = RELEASED  # at the end: PUBRELs are sent in the order of PUBRECs [MQTT-4.6.0-4]
+                known.append(packet_ids[position : position + 2])
+            position += 2
+        if known:
+            if self.durable:
+                self.effects.records.append(records.released(self.number, b"".join(known)))
+            connection.push_held(b"\x62\x02" + b"\x62\x02".join(known))
+
+    def _release_unknown(self, connection: Connection, packet_id: int) -> None:
+        # 3.1.1 has no reason codes: PUBREL, so that the client can finish. 5.0 says what is wrong.
+        reason_code = reasons.PACKET_IDENTIFIER_NOT_FOUND if connection.is_v5 else reasons.SUCCESS
+        connection.push_held(encode(PubRel(packet_id, reason_code), connection.version))
+
+    def refused(self, packet_id: int, now: float) -> None:
+        """PUBACK or PUBREC with an error code: the message is over, whatever became of it [MQTT-4.4.0-2]."""
+        if packet_id in self.inflight:
+            self._forget(packet_id)
+            self.drain(now)
+
+    # --- inbound QoS 2 --------------------------------------------------------------------------------------------------
+
+    def is_received(self, packet_id: int) -> bool:
+        """Whether a QoS 2 PUBLISH with this identifier was taken on and not yet released."""
+        return self.received_ids is not None and packet_id in self.received_ids
+
+    def remember(self, packet_ids: bytes) -> None:
+        """QoS 2 PUBLISHes with these identifiers were taken on."""
+        held = self.received_ids
+        if held is None:
+            held = set()
+            self.received_ids = held
+        position: i64 = 0
+        end: i64 = len(packet_ids)
+        while position < end:
+            held.add((int(packet_ids[position]) << 8) | packet_ids[position + 1])
+            position += 2
+        if self.durable:
+            self.effects.records.append(records.remembered(self.number, packet_ids))
+
+    def release(self, packet_ids: bytes) -> None:
+        """PUBRELs arrived; answer each with PUBCOMP [MQTT-4.3.3-11]."""
+        connection = self.connection
+        if connection is None:
+            return
+        held = self.received_ids
+        position: i64 = 0
+        end: i64 = len(packet_ids)
+        known: list[bytes] = []
+        while position < end:
+            packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
+            if held is not None and packet_id in held:
+                held.remove(packet_id)
+                known.append(packet_ids[position : position + 2])
+            else:
+                reason_code = reasons.PACKET_IDENTIFIER_NOT_FOUND if connection.is_v5 else reasons.SUCCESS
+                connection.push_held(encode(PubComp(packet_id, reason_code), connection.version))
+            position += 2
+        if known:
+            if self.durable:
+                self.effects.records.append(records.forgotten(self.number, b"".join(known)))
+            connection.push_held(b"\x70\x02" + b"\x70\x02".join(known))

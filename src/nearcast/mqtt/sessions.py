@@ -1,0 +1,198 @@
+"""The life of sessions: begun, taken over, left, expired; and the wills that speak for clients that vanish.
+
+Sections 3.1.2.4 (clean start), 3.1.2.5 and 3.1.3.2.2 (wills and their delay), 3.1.2.11.2 (session expiry), 3.1.4 (takeover).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nearcast.config import Limits
+from nearcast.mqtt import records
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.inbound import Inbound, forwarded_properties
+from nearcast.mqtt.packets import Will
+from nearcast.mqtt.publication import build
+from nearcast.mqtt.routing import Router
+from nearcast.mqtt.session import NEVER, Session
+from nearcast.mqtt.subscriptions import Subscription, SubscriptionTree
+from nearcast.mqtt.timers import Timers
+from nearcast.mqtt.topics import parse_shared
+
+if TYPE_CHECKING:
+    from nearcast.mqtt.connection import Connection
+
+
+class Sessions:
+    """All sessions of an engine, by client identifier."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        durable: bool,
+        effects: Effects,
+        tree: SubscriptionTree,
+        router: Router,
+        inbound: Inbound,
+        timers: Timers,
+    ) -> None:
+        self.by_client: dict[str, Session] = {}
+        self.by_number: dict[int, Session] = {}
+        self.next_number = 1
+        self._durable = durable
+        self._effects = effects
+        self._tree = tree
+        self._router = router
+        self._inbound = inbound
+        self._timers = timers
+        self.apply(limits)
+
+    def apply(self, limits: Limits) -> None:
+        """Use these limits for sessions that begin from now on."""
+        self._max_sessions: int = limits.max_sessions
+        self._max_queued_messages: int = limits.max_queued_messages
+        self._max_queued_bytes: int = limits.max_queued_bytes
+
+    def is_full(self) -> bool:
+        return len(self.by_client) >= self._max_sessions
+
+    def begin(self, client_id: str) -> Session:
+        """A new session; there must be none with this client identifier."""
+        number = self.next_number
+        self.next_number += 1
+        session = Session(client_id, number, self._effects, self._max_queued_messages, self._max_queued_bytes)
+        self.install(session)
+        return session
+
+    def install(self, session: Session) -> None:
+        self.by_client[session.client_id] = session
+        self.by_number[session.number] = session
+        self._effects.stats.sessions = len(self.by_client)
+
+    def attach(
+        self, session: Session, connection: Connection, expiry_seconds: int, will: Will | None, username: str | None
+    ) -> None:
+        """A connection takes the session up."""
+        session.connection = connection
+        session.username = username
+        session.will = will
+        session.will_due_at = 0.0
+        session.expires_at = 0.0
+        session.expiry_seconds = expiry_seconds
+        connection.session = session
+        self._remember(session)
+
+    def set_expiry(self, session: Session, expiry_seconds: int) -> None:
+        session.expiry_seconds = expiry_seconds
+        self._remember(session)
+
+    def _remember(self, session: Session) -> None:
+        """Record the session's facts; a session that ends with its connection leaves no trace."""
+        if not self._effects.gated:
+            return
+        if session.expiry_seconds > 0:
+            newly = not session.durable
+            session.durable = True
+            self._effects.records.append(records.session(session, self._router.wall_offset))
+            if newly and session.subscriptions:
+                for subscription in session.subscriptions.values():
+                    self._effects.records.append(records.subscribed(session.number, subscription))
+        elif session.durable:
+            session.durable = False
+            self._effects.records.append(records.session_ended(session.number))
+
+    def leave(self, session: Session, clean: bool, now: float) -> None:
+        """The session's connection ended: ``clean`` when the client said goodbye and wants no will published."""
+        connection = session.connection
+        if connection is not None:
+            connection.session = None
+        session.connection = None
+        if clean:
+            session.will = None
+        if session.expiry_seconds == 0:
+            self.end(session, now)
+            return
+        will = session.will
+        if will is not None:
+            delay = 0
+            if will.properties is not None and will.properties.will_delay_interval is not None:
+                delay = min(will.properties.will_delay_interval, session.expiry_seconds)
+            if delay == 0:
+                self.publish_will(session, now)
+            else:
+                session.will_due_at = now + delay
+                self._timers.add(session.will_due_at, session)
+        if session.expiry_seconds != NEVER:
+            session.expires_at = now + session.expiry_seconds
+            self._timers.add(session.expires_at, session)
+        self._remember(session)
+
+    def wake(self, session: Session, now: float) -> None:
+        """A deadline of the session may have come."""
+        if session.connection is not None or self.by_client.get(session.client_id) is not session:
+            return
+        if session.will_due_at and now >= session.will_due_at:
+            self.publish_will(session, now)
+            self._remember(session)
+        if session.expires_at and now >= session.expires_at:
+            self._effects.stats.sessions_expired += 1
+            self.end(session, now)
+
+    def end(self, session: Session, now: float) -> None:
+        """Forget the session; a will that still waits is published now [MQTT-3.1.2-8]."""
+        stats = self._effects.stats
+        self.publish_will(session, now)
+        for subscription in session.subscriptions.values():
+            group, inner = parse_shared(subscription.topic_filter)
+            self._tree.remove(group, inner, session.client_id)
+        session.subscriptions = {}
+        if self.by_client.get(session.client_id) is session:
+            del self.by_client[session.client_id]
+        self.by_number.pop(session.number, None)
+        stats.sessions = len(self.by_client)
+        stats.inflight_messages -= len(session.inflight)
+        stats.queued_messages -= session.queued_messages
+        stats.queued_bytes -= session.queued_bytes
+        session.inflight = {}
+        session.queue = None
+        session.queued_messages = 0
+        if session.durable:
+            session.durable = False
+            self._effects.records.append(records.session_ended(session.number))
+
+    def publish_will(self, session: Session, now: float) -> None:
+        """Publish the session's will, once."""
+        will = session.will
+        if will is None:
+            return
+        session.will = None
+        session.will_due_at = 0.0
+        expires_at = 0.0
+        if will.properties is not None and will.properties.message_expiry_interval is not None:
+            expires_at = now + will.properties.message_expiry_interval
+        topic = will.topic.encode("utf-8")
+        message = build(topic, will.payload, will.qos, will.retain, forwarded_properties(will.properties), expires_at)
+        self._effects.stats.wills_published += 1
+        if will.retain:
+            self._inbound.retain(message)
+        self._router.publish(self._router.route_for(topic), message, session, now)
+
+    def subscribe(self, session: Session, subscription: Subscription) -> bool:
+        """Add or replace a subscription; returns whether it is new. The filter has been checked."""
+        group, inner = parse_shared(subscription.topic_filter)
+        is_new = self._tree.add(group, inner, subscription)
+        session.subscriptions[subscription.topic_filter] = subscription
+        if session.durable:
+            self._effects.records.append(records.subscribed(session.number, subscription))
+        return is_new
+
+    def unsubscribe(self, session: Session, topic_filter: str) -> bool:
+        """Remove a subscription; returns whether there was one."""
+        if topic_filter not in session.subscriptions:
+            return False
+        del session.subscriptions[topic_filter]
+        group, inner = parse_shared(topic_filter)
+        self._tree.remove(group, inner, session.client_id)
+        if session.durable:
+            self._effects.records.append(records.unsubscribed(session.number, topic_filter))
+        return True

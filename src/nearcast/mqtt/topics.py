@@ -1,0 +1,108 @@
+"""Topic names and topic filters: what is valid, what matches what (section 4.7), and shared subscription filters (4.8.2).
+
+Topics travel as UTF-8 bytes inside the broker, because that is how they come and go; text appears only where people look.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nearcast.errors import RemoteProtocolError
+from nearcast.mqtt import reasons
+
+MAX_TOPIC_BYTES: Final = 65_535
+SHARE_PREFIX: Final = "$share/"
+
+
+def topic_fault(topic: bytes, max_levels: int) -> str:
+    """What is wrong with a topic name, in words; empty when nothing is."""
+    if not topic:
+        return "a topic name must not be empty"
+    if len(topic) > MAX_TOPIC_BYTES:
+        return "a topic name has at most 65,535 bytes"
+    if b"+" in topic or b"#" in topic:
+        return "a topic name must not contain + or #"
+    if b"\x00" in topic:
+        return "a topic name must not contain U+0000"
+    if topic.count(b"/") >= max_levels:
+        return f"a topic name has at most {max_levels} levels here"
+    try:
+        topic.decode("utf-8")
+    except UnicodeDecodeError:
+        return "a topic name must be well-formed UTF-8"
+    return ""
+
+
+def filter_fault(topic_filter: str, max_levels: int) -> str:
+    """What is wrong with a topic filter (without any ``$share`` prefix), in words; empty when nothing is."""
+    if not topic_filter:
+        return "a topic filter must not be empty"
+    if "\x00" in topic_filter:
+        return "a topic filter must not contain U+0000"
+    if len(topic_filter.encode("utf-8", "surrogatepass")) > MAX_TOPIC_BYTES:
+        return "a topic filter has at most 65,535 bytes"
+    levels = topic_filter.split("/")
+    if len(levels) > max_levels:
+        return f"a topic filter has at most {max_levels} levels here"
+    last = len(levels) - 1
+    for position, level in enumerate(levels):
+        if "#" in level and (level != "#" or position != last):  # [MQTT-4.7.1-1]
+            return "# must be the whole last level of a topic filter"
+        if "+" in level and level != "+":  # [MQTT-4.7.1-2]
+            return "+ must be a whole level of a topic filter"
+    return ""
+
+
+def validate_topic(topic: str, max_levels: int = 65_535) -> None:
+    """Raise :class:`RemoteProtocolError` (0x90) when ``topic`` is not a valid topic name."""
+    fault = topic_fault(topic.encode("utf-8", "surrogatepass"), max_levels)
+    if fault:
+        raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
+
+
+def validate_filter(topic_filter: str, max_levels: int = 65_535) -> None:
+    """Raise :class:`RemoteProtocolError` (0x8F) when ``topic_filter``, shared or not, is not valid."""
+    fault = ""
+    try:
+        _, inner = parse_shared(topic_filter)
+        fault = filter_fault(inner, max_levels)
+    except ValueError as problem:
+        fault = str(problem)
+    if fault:
+        raise RemoteProtocolError(reasons.TOPIC_FILTER_INVALID, fault)
+
+
+def parse_shared(topic_filter: str) -> tuple[str, str]:
+    """Split ``$share/group/filter`` into group and filter; a plain filter comes back with an empty group.
+
+    Raises ``ValueError`` when it starts like a shared subscription and is none [MQTT-4.8.2-1, -2].
+    """
+    if not topic_filter.startswith(SHARE_PREFIX):
+        return "", topic_filter
+    rest = topic_filter[len(SHARE_PREFIX) :]
+    slash = rest.find("/")
+    if slash <= 0:
+        raise ValueError("a shared subscription is written $share/NAME/FILTER")
+    group = rest[:slash]
+    if "+" in group or "#" in group:
+        raise ValueError("the name of a shared subscription must not contain + or #")
+    return group, rest[slash + 1 :]
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a (not shared) topic filter matches a topic name: the plain reading of section 4.7.
+
+    The broker itself asks the subscription tree; this is for clients, rules and tests.
+    """
+    if topic.startswith("$") and topic_filter[:1] in ("+", "#"):  # [MQTT-4.7.2-1]
+        return False
+    filter_levels = topic_filter.split("/")
+    topic_levels = topic.split("/")
+    for position, level in enumerate(filter_levels):
+        if level == "#":
+            return True
+        if position >= len(topic_levels):
+            return False
+        if level != "+" and level != topic_levels[position]:
+            return False
+    return len(filter_levels) == len(topic_levels)
