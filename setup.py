@@ -76,7 +76,8 @@ class BuildHotModules(build_ext):
         except (Exception, SystemExit) as error:  # noqa: BLE001 - mypyc exits on type errors; any failure means "run plain"
             self.distribution.ext_modules = self.extensions = []
             self.remove_built(root)
-            return f"compiling failed ({type(error).__name__}: {error})"
+            print(error)
+            return "compiling failed: " + ("mypyc found errors" if isinstance(error, SystemExit) else type(error).__name__)
         # A source that was edited while we compiled must count as newer than its extension (nearcast.compiled compares).
         for path in built_files(root):
             os.utime(path, (started, started))
