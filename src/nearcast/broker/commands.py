@@ -1,0 +1,199 @@
+"""``nearcast broker`` and ``nearcast passwd``. :mod:`nearcast.cli` adds them to the command line through :func:`register`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, TypeVar, cast
+
+import msgspec
+import typer
+
+from nearcast.broker.passwords import MAX_PASSWORD_BYTES, ScramVerifier, ScryptVerifier, store_user, username_fault
+from nearcast.config import BrokerConfig, Listener, load_broker_config
+from nearcast.errors import ConfigError, NearcastError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Overrides(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says beside, or instead of, the file. ``None`` leaves the file's word."""
+
+    host: str | None = None
+    port: int | None = None
+    data: str | None = None
+    sync: str | None = None
+    http_port: int | None = None
+    log_level: str | None = None
+    log_format: str | None = None
+    password_file: str | None = None
+    acl_file: str | None = None
+    allow_anonymous: bool | None = None
+
+
+def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
+    """The file's configuration, or the defaults, with the command line's words on top.
+
+    ``--host`` and ``--port`` speak of plain TCP: they replace the file's first tcp listener, or add one if it has none.
+    """
+    config = load_broker_config(path) if path is not None else BrokerConfig()
+    try:
+        if overrides.host is not None or overrides.port is not None:
+            config = msgspec.structs.replace(config, listeners=_with_tcp(config.listeners, overrides))
+        return msgspec.structs.replace(
+            config,
+            persistence=_replaced(config.persistence, directory=overrides.data, sync=overrides.sync),
+            observability=_replaced(
+                config.observability,
+                http_port=overrides.http_port,
+                log_level=overrides.log_level,
+                log_format=overrides.log_format,
+            ),
+            security=_replaced(
+                config.security,
+                password_file=overrides.password_file,
+                acl_file=overrides.acl_file,
+                allow_anonymous=overrides.allow_anonymous,
+            ),
+        )
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _with_tcp(listeners: tuple[Listener, ...], overrides: Overrides) -> tuple[Listener, ...]:
+    changed = list(listeners)
+    for number, listener in enumerate(listeners):
+        if listener.kind == "tcp":
+            changed[number] = _replaced(listener, host=overrides.host, port=overrides.port)
+            return tuple(changed)
+    return (_replaced(Listener(), host=overrides.host, port=overrides.port), *changed)
+
+
+def _replaced(struct: S, **values: object) -> S:
+    """The struct with the given values, checked as those of a file are; ``None`` changes nothing."""
+    given = {key: value for key, value in values.items() if value is not None}
+    if not given:
+        return struct
+    # Through plain data and back: ``replace`` alone would not check that a level is one of the four.
+    plain = {field.name: getattr(struct, field.name) for field in msgspec.structs.fields(struct)}
+    return msgspec.convert(plain | given, type(struct))
+
+
+def _fail(error: NearcastError) -> typer.Exit:
+    typer.echo(f"nearcast: {error}", err=True)
+    return typer.Exit(2)
+
+
+def broker(
+    config: Annotated[str | None, typer.Option("--config", "-c", help="TOML file; without it, defaults.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the TCP listener (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port of the TCP listener (default 1883; 0: any).")] = None,
+    data: Annotated[str | None, typer.Option(help="Directory where sessions and messages survive a crash.")] = None,
+    sync: Annotated[
+        str | None, typer.Option(help="With --data: os (survives kill -9) or fsync (survives power loss).")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of /metrics, /healthz and /rates (default: not served).")] = None,
+    password_file: Annotated[str | None, typer.Option(help="Users, as `nearcast passwd` writes them.")] = None,
+    acl_file: Annotated[str | None, typer.Option(help="Access rules, one per line.")] = None,
+    allow_anonymous: Annotated[
+        bool | None,
+        typer.Option("--allow-anonymous/--no-anonymous", help="Clients without credentials (default: loopback only)."),
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
+    ready_file: Annotated[
+        str | None, typer.Option(help="Write addresses and real ports here, as JSON, once clients can come.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
+) -> None:
+    """Run an MQTT broker until SIGTERM or Ctrl-C. SIGHUP reads the configuration again."""
+    overrides = Overrides(
+        host=host,
+        port=port,
+        data=data,
+        sync=sync,
+        http_port=http_port,
+        log_level=log_level,
+        log_format=log_format,
+        password_file=password_file,
+        acl_file=acl_file,
+        allow_anonymous=allow_anonymous,
+    )
+    # Imported here, so that `nearcast pub` does not load a broker.
+    from nearcast.broker import logs, process
+
+    def announce(running: process.Broker) -> None:
+        if ready_file is not None:
+            _write_whole(Path(ready_file), process.ready_report(running))
+
+    try:
+        effective = effective_config(config, overrides)
+        logs.configure(effective.observability.log_level, effective.observability.log_format)
+        if check:
+            process.Broker(effective)
+            typer.echo("the configuration is good")
+            return
+        exit_code = process.run(effective, lambda: effective_config(config, overrides), announce)
+    except NearcastError as error:
+        raise _fail(error) from error
+    if exit_code:
+        raise typer.Exit(exit_code)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file that nobody ever sees half written."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def passwd(
+    file: Annotated[str, typer.Argument(help="Password file; made if it is not there.")],
+    user: Annotated[str, typer.Argument(help="User name.")],
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the user.")] = False,
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help="Read the password from the first line of stdin.")
+    ] = False,
+    scram: Annotated[
+        bool, typer.Option("--scram", help="Keep SCRAM-SHA-256 keys: the user can log in without sending the password.")
+    ] = False,
+) -> None:
+    """Add a user to a broker's password file, change a password, or remove a user. Send the broker SIGHUP afterwards."""
+    try:
+        fault = username_fault(user)
+        if fault:
+            raise ConfigError(fault)
+        if delete:
+            if not Path(file).exists() or not store_user(file, user, None):
+                raise ConfigError(f"there is no user {user}", path=file)
+            typer.echo(f"removed {user}")
+            return
+        password = _read_password(password_stdin)
+        verifier = ScramVerifier.create(password) if scram else ScryptVerifier.create(password)
+        existed = store_user(file, user, verifier)
+    except OSError as error:
+        raise _fail(ConfigError(f"cannot write the password file: {error.strerror}", path=file)) from error
+    except NearcastError as error:
+        raise _fail(error) from error
+    typer.echo(f"changed the password of {user}" if existed else f"added {user}")
+
+
+def _read_password(from_stdin: bool) -> bytes:
+    if from_stdin:
+        password = sys.stdin.buffer.readline().rstrip(b"\r\n")
+    else:
+        password = cast(str, typer.prompt("Password", hide_input=True, confirmation_prompt=True)).encode("utf-8")
+    if not password:
+        raise ConfigError("a password must not be empty")
+    if len(password) > MAX_PASSWORD_BYTES:
+        raise ConfigError("a password has at most 65,535 bytes")
+    return password
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("broker")(broker)
+    app.command("passwd")(passwd)

@@ -1,0 +1,243 @@
+"""Listening sockets of every kind, from configuration to accepted transports.
+
+TCP, WebSocket and Unix listeners are accepted by the event loop, without a task per connection. TLS listeners accept by hand,
+because a connection must pass admission *before* its handshake costs anything; the handshake is a short task, one per client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from typing import TYPE_CHECKING
+
+from nearcast.broker import certificates, logs
+from nearcast.broker.admission import is_loopback
+from nearcast.broker.transports import ClientTransport
+from nearcast.config import Listener
+from nearcast.errors import ConfigError
+from nearcast.mqtt.access import Peer
+
+if TYPE_CHECKING:
+    from nearcast.broker.process import Broker
+
+ACCEPTS_PER_WAKEUP = 64
+EXHAUSTED_PAUSE_SECONDS = 0.5
+
+
+def bind_tcp(host: str, port: int, backlog: int, key: str = "listeners") -> list[socket.socket]:
+    """Listening sockets for every address of ``host``, all on the same port also when it is 0."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+        raise ConfigError(f"cannot listen on {host}: {reason}", key=key) from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            sockets.append(listening)
+            listening.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind((address[0], port, *address[2:]))
+            listening.listen(backlog)
+            port = listening.getsockname()[1]
+    except OSError as error:
+        for listening in sockets:
+            listening.close()
+        hint = "; is another broker running?" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{hint}", key=key) from error
+    return sockets
+
+
+def bind_unix(path: str, mode: int, backlog: int) -> socket.socket:
+    """A listening Unix socket. A socket file that nobody answers on is a leftover and replaced; anything else stays."""
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(1.0)
+                try:
+                    probe.connect(path)
+                except ConnectionRefusedError:
+                    os.unlink(path)
+                else:
+                    raise ConfigError(f"cannot listen on {path}: another process answers there", key="listeners")
+        else:
+            raise ConfigError(f"cannot listen on {path}: a file that is no socket is in the way", key="listeners")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}", key="listeners") from error
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        # Nobody else gets in between bind and chmod.
+        previous = os.umask(0o177)
+        try:
+            listening.bind(path)
+        finally:
+            os.umask(previous)
+        os.chmod(path, mode)
+        listening.listen(backlog)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror}", key="listeners") from error
+    return listening
+
+
+class BoundListener:
+    """A configured listener with its sockets. ``close`` stops accepting; accepted transports live on."""
+
+    def __init__(self, broker: Broker, config: Listener) -> None:
+        self._broker = broker
+        self.config = config
+        self.name = config.name
+        self.secure = config.kind in ("tls", "wss")
+        self._context = certificates.server_context(config) if self.secure else None
+        self._transport_class: type[ClientTransport] = ClientTransport
+        if config.kind in ("ws", "wss"):
+            # Imported here: a broker without WebSocket listeners does not carry the library.
+            from nearcast.broker.websocket import WebSocketTransport
+
+            self._transport_class = WebSocketTransport
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._socket_inode = 0
+
+    def bind(self) -> None:
+        """Open the sockets; nothing is accepted before :meth:`start`."""
+        config = self.config
+        if config.kind == "unix" and config.path is not None:
+            self._sockets = [bind_unix(config.path, config.mode, config.backlog)]
+            self._socket_inode = os.stat(config.path).st_ino
+        else:
+            self._sockets = bind_tcp(config.host, config.effective_port, config.backlog)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listening in self._sockets:
+            if self._context is not None:
+                loop.add_reader(listening.fileno(), self._accept, listening)
+            elif self.config.kind == "unix":
+                self._servers.append(await loop.create_unix_server(self._make_transport, sock=listening))
+            else:
+                backlog = self.config.backlog
+                self._servers.append(await loop.create_server(self._make_transport, sock=listening, backlog=backlog))
+
+    @property
+    def port(self) -> int:
+        """The real port, also when 0 was asked for; 0 for a Unix socket."""
+        if self.config.kind == "unix" or not self._sockets:
+            return 0
+        return int(self._sockets[0].getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """Where clients find this listener, as a URL."""
+        config = self.config
+        if config.kind == "unix":
+            return f"unix:{config.path}"
+        scheme = {"tcp": "mqtt", "tls": "mqtts"}.get(config.kind, config.kind)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        path = (config.path or "/mqtt") if config.kind in ("ws", "wss") else ""
+        return f"{scheme}://{host}:{self.port}{path}"
+
+    def reload_certificates(self, config: Listener) -> None:
+        """Use these files from the next handshake on."""
+        if self.secure:
+            self._context = certificates.server_context(config)
+
+    def _make_transport(self) -> ClientTransport:
+        return self._transport_class(self._broker, self)
+
+    def peer_of(self, transport: asyncio.Transport) -> Peer:
+        """What the engine and the rules get to know of the other end."""
+        if self.config.kind == "unix":
+            return Peer("", self.name)
+        name = transport.get_extra_info("peername")
+        address = str(name[0]) if name else "?"
+        certificate_name = None
+        if self.config.certificate_username:
+            certificate_name = certificates.common_name(transport.get_extra_info("peercert"))
+        return Peer(address, self.name, self.secure, certificate_name, is_loopback(address))
+
+    def admits(self, peer: Peer) -> bool:
+        """Whether an accepted transport may go on. TLS transports were asked before their handshake."""
+        return self.secure or self._broker.admits(peer.address, self.name)
+
+    # TLS.
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTS_PER_WAKEUP):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Out of descriptors or memory. The socket stays readable, so pause instead of spinning.
+                logs.event(logging.ERROR, "cannot accept connections", listener=self.name, reason=error.strerror)
+                loop.remove_reader(listening.fileno())
+                loop.call_later(EXHAUSTED_PAUSE_SECONDS, self._resume_accepting, listening)
+                return
+            if not self._broker.admits(str(address[0]), self.name):
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            task = loop.create_task(self._handshake(accepted), name=f"tls-handshake-{address[0]}")
+            self._handshakes.add(task)
+            self._broker.handshakes += 1
+            task.add_done_callback(self._handshake_done)
+
+    def _handshake_done(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        self._broker.handshakes -= 1
+
+    def _resume_accepting(self, listening: socket.socket) -> None:
+        if listening in self._sockets and listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening.fileno(), self._accept, listening)
+
+    async def _handshake(self, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        timeout = self._broker.config.limits.connect_timeout_seconds
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.connect_accepted_socket(
+                self._make_transport, accepted, ssl=self._context, ssl_handshake_timeout=timeout, ssl_shutdown_timeout=5.0
+            )
+        except OSError as error:  # ssl.SSLError and TimeoutError are OSErrors
+            accepted.close()
+            reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+            self._broker.events.event(
+                logging.INFO, "TLS handshake failed", listener=self.name, reason=reason or str(error) or "timed out"
+            )
+
+    async def close(self) -> None:
+        """Stop listening, and remove the socket file if it is still ours."""
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            server.close()
+        for listening in self._sockets:
+            if self._context is not None and listening.fileno() >= 0:
+                loop.remove_reader(listening.fileno())
+            listening.close()
+        self._sockets = []
+        self._servers = []
+        for task in list(self._handshakes):
+            task.cancel()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)
+        path = self.config.path
+        if self.config.kind == "unix" and path is not None:
+            try:
+                if os.stat(path).st_ino == self._socket_inode:
+                    os.unlink(path)
+            except FileNotFoundError:
+                pass

@@ -1,0 +1,124 @@
+"""The order of things after every call into the engine: records first, then what they hold back.
+
+The contract is :class:`~nearcast.mqtt.effects.Effects`'s. Here it meets the disk:
+
+- without a journal everything is sent at once;
+- with ``sync = "os"`` the records are written to the kernel, then everything is sent;
+- with ``sync = "fsync"`` the records are written, output that waits for nothing is sent, and the held output is gathered until
+  the next flush of the disk has covered its records. While one flush runs, the next batch gathers: group commit.
+
+A disk that fails stops the broker (:attr:`Outbox.failed`): an acknowledgement that nothing stands behind must not leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from nearcast.broker.transports import ClientTransport
+from nearcast.errors import StorageUnavailable
+from nearcast.mqtt.engine import Engine
+
+
+class Journal(Protocol):
+    """What the driver needs of a journal."""
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether held output waits for :meth:`sync` (``fsync``), or only for :meth:`append` (``os``)."""
+
+    def append(self, records: list[bytes]) -> None:
+        """Write records to the kernel; raises :class:`StorageUnavailable`."""
+
+    async def sync(self) -> None:
+        """Return once everything appended before the call is on the disk; raises :class:`StorageUnavailable`."""
+
+
+class Outbox:
+    """Carries out what the engine decided."""
+
+    def __init__(self, engine: Engine, journal: Journal | None, on_failure: Callable[[StorageUnavailable], None]) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._on_failure = on_failure
+        self._held: list[tuple[ClientTransport, list[bytes]]] = []
+        self._syncing: asyncio.Task[None] | None = None
+        self.failed: StorageUnavailable | None = None
+
+    def flush(self) -> None:
+        """Persist and send whatever is pending. Called after every call into the engine."""
+        engine = self._engine
+        journal = self._journal
+        if journal is not None:
+            self._commit(journal)
+            return
+        for connection in engine.ready():
+            if connection.congested and not connection.closing:
+                continue
+            handle = cast(ClientTransport, connection.handle)
+            chunks = connection.take()
+            if chunks:
+                handle.send(chunks)
+            if connection.closing:
+                handle.close()
+
+    def _commit(self, journal: Journal) -> None:
+        engine = self._engine
+        if self.failed is not None:
+            return
+        records = engine.take_records()
+        if records:
+            try:
+                journal.append(records)
+            except StorageUnavailable as error:
+                self._fail(error)
+                return
+        needs_sync = journal.needs_sync
+        for connection in engine.ready():
+            if connection.congested and not connection.closing:
+                continue
+            handle = cast(ClientTransport, connection.handle)
+            chunks = connection.take()
+            if chunks:
+                handle.send(chunks)
+            held = connection.take_held()
+            if held:
+                if needs_sync:
+                    self._held.append((handle, held))
+                    handle.held_batches += 1
+                else:
+                    handle.send(held)
+            if connection.closing:
+                if handle.held_batches:
+                    handle.waits_to_close = True
+                else:
+                    handle.close()
+        if self._held and self._syncing is None:
+            self._syncing = asyncio.get_running_loop().create_task(self._sync(journal), name="journal-sync")
+
+    async def _sync(self, journal: Journal) -> None:
+        try:
+            while self._held:
+                # Whatever is held by now was appended before; what comes during the flush waits for the next one.
+                batch, self._held = self._held, []
+                await journal.sync()
+                for handle, chunks in batch:
+                    handle.held_batches -= 1
+                    handle.send(chunks)
+                    if handle.waits_to_close and not handle.held_batches:
+                        handle.close()
+        except StorageUnavailable as error:
+            self._fail(error)
+        finally:
+            self._syncing = None
+
+    def _fail(self, error: StorageUnavailable) -> None:
+        self.failed = error
+        self._held.clear()
+        self._on_failure(error)
+
+    async def drain(self) -> None:
+        """Wait until nothing is held back any more."""
+        while self._syncing is not None:
+            await asyncio.wait([self._syncing])

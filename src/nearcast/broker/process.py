@@ -1,0 +1,493 @@
+"""The broker as a process: the pure engine, wired to sockets, disk, clock and signals.
+
+:class:`Broker` owns every moving part and the order in which they start and stop. It decides nothing about MQTT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import resource
+import secrets
+import signal
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from nearcast import __version__
+from nearcast.broker import logs, reloading
+from nearcast.broker.access_rules import load_access_list
+from nearcast.broker.admission import ConnectRate, is_loopback
+from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
+from nearcast.broker.certificates import server_context
+from nearcast.broker.listeners import BoundListener, bind_tcp
+from nearcast.broker.output import Journal, Outbox
+from nearcast.broker.passwords import PasswordTable, load_passwords
+from nearcast.broker.rates import Rates
+from nearcast.broker.scram import METHOD as SCRAM
+from nearcast.broker.scram import ScramSha256
+from nearcast.broker.sys_topics import SysTopics
+from nearcast.broker.transports import ClientTransport, peer_name
+from nearcast.clock import Clock, SystemClock
+from nearcast.config import BrokerConfig, Security
+from nearcast.errors import NearcastError, StorageUnavailable
+from nearcast.mqtt import reasons
+from nearcast.mqtt.access import Peer, Verdict
+from nearcast.mqtt.connection import CONNECTED, Connection
+from nearcast.mqtt.engine import Engine
+
+TICK_SECONDS = 0.1
+"""How exactly time-outs are kept. One timer serves all connections."""
+
+CHECKS_EVERY_TICKS = 10
+"""Ticks between looks at stalled clients and suppressed log lines."""
+
+CLOSING_STALL_SECONDS = 10.0
+"""A connection that we closed and whose client does not take the rest is cut off after this, whatever the configuration."""
+
+SPARE_DESCRIPTORS = 64
+"""Descriptors kept back for files, listeners and HTTP when the process's limit is lower than ``max_connections``."""
+
+GC_THRESHOLDS = (50_000, 20, 50)
+"""The hot path makes little cyclic garbage, and a full collection over 10,000 connections is a visible pause."""
+
+
+class Broker:
+    """One broker. ``start`` and ``stop`` for embedding; ``serve`` adds signals and returns when told to stop.
+
+    ``reload_config`` gives the configuration anew at SIGHUP. A ``journal`` that is handed in is written to, not opened here.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        journal: Journal | None = None,
+        reload_config: Callable[[], BrokerConfig] | None = None,
+    ) -> None:
+        self.config = config
+        self._clock = clock if clock is not None else SystemClock()
+        self.monotonic = self._clock.monotonic
+        self._reload_config = reload_config
+        self.events = logs.LimitedEvents(self._clock, config.observability.log_events_per_second)
+        self._authenticator = BrokerAuthenticator(self._clock, self._authenticated, self._call_on_loop)
+        self._authenticator.configure(config.security, config.listeners, _load_passwords(config.security))
+        self._authenticator.register(SCRAM, ScramSha256(lambda: self._authenticator.passwords))
+        wall_offset = self._clock.wall() - self._clock.monotonic()
+        access_list = load_access_list(config.security.acl, config.security.acl_file)
+        self.engine = Engine(
+            config.engine_settings(),
+            self._authenticator,
+            access_list,
+            rng if rng is not None else random.Random(secrets.randbits(128)),
+            wall_offset,
+        )
+        self._outbox = Outbox(self.engine, journal, self._storage_failed)
+        self.flush = self._outbox.flush
+        self._connect_rate = _connect_rate(config.security, self._clock)
+        self.rates = Rates(config.observability.top_n)
+        self.handles: set[ClientTransport] = set()
+        self.handshakes = 0
+        self._stalled: dict[ClientTransport, None] = {}
+        self.listeners: list[BoundListener] = []
+        self._max_connections = config.limits.max_connections
+        self._http: Any = None
+        self._rate_sampler: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._sys_topics = SysTopics(self.engine.stats, lambda: self.engine.tree.count, self._publish_sys)
+        self._sys_updated_at = 0.0
+        self._started_at = self.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._empty = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._stopping = False
+        self._exit_code = 0
+
+    def register_method(self, method: str, extended: ExtendedAuthenticator) -> None:
+        """Serve an enhanced authentication method of MQTT 5."""
+        self._authenticator.register(method, extended)
+
+    # --- life -----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open every listener and begin to serve; on any error nothing is left open."""
+        self._loop = asyncio.get_running_loop()
+        self._max_connections = _bounded_connections(self.config.limits.max_connections)
+        self._started_at = self.monotonic()
+        try:
+            for listener_config in self.config.listeners:
+                listener = BoundListener(self, listener_config)
+                self.listeners.append(listener)
+                listener.bind()
+            if self.config.observability.http_port is not None:
+                self._start_http(self.config.observability.http_host, self.config.observability.http_port)
+            for listener in self.listeners:
+                await listener.start()
+        except BaseException:
+            await self._close_listeners()
+            if self._http is not None:
+                await self._http.stop()
+            raise
+        self._warn_of_closed_doors()
+        if self.config.observability.sys_interval_seconds:
+            self._update_sys_topics(self._started_at)
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        for listener in self.listeners:
+            logs.event(logging.INFO, "listening", listener=listener.config.kind, address=listener.address, port=listener.port)
+        if self._http is not None:
+            logs.event(logging.INFO, "serving metrics", host=self.config.observability.http_host, port=self._http.port)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+
+    async def stop(self) -> None:
+        """Stop listening, send clients away (0x8B), give them the configured time, then cut off whoever is left."""
+        if self._stopping:
+            return
+        self._stopping = True
+        logs.event(logging.INFO, "stopping", clients=self.engine.stats.connected_clients)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._close_listeners()
+        now = self.monotonic()
+        for handle in list(self.handles):
+            if handle.connection is not None:
+                self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
+        self.flush()
+        try:
+            async with asyncio.timeout(self.config.shutdown_timeout_seconds):
+                await self._outbox.drain()
+                while self.handles:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            logs.event(logging.WARNING, "clients did not take their last bytes in time", clients=len(self.handles))
+        for handle in list(self.handles):
+            handle.abort()
+        while self.handles:
+            self._empty.clear()
+            await self._empty.wait()
+        if self._rate_sampler is not None:
+            self._rate_sampler.cancel()
+            await asyncio.wait([self._rate_sampler])
+        if self._http is not None:
+            await self._http.stop()
+        self._authenticator.close()
+        self.events.summarize()
+        logs.event(logging.INFO, "stopped")
+
+    async def serve(self, on_ready: Callable[[Broker], None] | None = None) -> int:
+        """Run until SIGTERM, SIGINT or a failing disk; returns the process's exit code."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_log_unexpected)
+        await self.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            if on_ready is not None:
+                on_ready(self)
+            await self._stop_asked.wait()
+        finally:
+            await self.stop()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+        return self._exit_code
+
+    def ask_to_stop(self) -> None:
+        """What SIGTERM does. Asked again while stopping, clients are cut off at once."""
+        if self._stopping:
+            for handle in list(self.handles):
+                handle.abort()
+        self._stop_asked.set()
+
+    async def _close_listeners(self) -> None:
+        for listener in self.listeners:
+            await listener.close()
+
+    # --- what transports call -------------------------------------------------------------------------------------------
+
+    def admits(self, address: str, listener: str) -> bool:
+        """Whether one more connection may come in, by number and by rate."""
+        if len(self.handles) + self.handshakes >= self._max_connections:
+            reason = "too many connections"
+        elif not self._connect_rate.admits(address):
+            reason = "this address connects too fast"
+        else:
+            return True
+        self.events.event(logging.WARNING, "connection refused", peer=address or "unix", listener=listener, reason=reason)
+        return False
+
+    def opened(self, handle: ClientTransport, peer: Peer) -> None:
+        """A transport was accepted and admitted."""
+        self.handles.add(handle)
+        handle.connection = self.engine.open(peer, handle, self.monotonic())
+
+    def announce(self, handle: ClientTransport, connection: Connection) -> None:
+        """Log the connection once its CONNECT was accepted."""
+        if connection.state == CONNECTED:
+            handle.announced = True
+            self.events.event(
+                logging.INFO,
+                "client connected",
+                client=connection.client_id,
+                user=connection.username,
+                peer=peer_name(connection),
+                listener=connection.peer.listener,
+                version=connection.version,
+                keep_alive=connection.keep_alive_seconds,
+            )
+
+    def lost(self, handle: ClientTransport, connection: Connection, error: Exception | None) -> None:
+        """A transport is gone."""
+        self.handles.discard(handle)
+        self._stalled.pop(handle, None)
+        self._authenticator.forget(connection)
+        self.engine.lose(connection, self.monotonic())
+        self.flush()
+        self.events.event(
+            logging.INFO if handle.announced else logging.DEBUG,
+            "client disconnected" if handle.announced else "connection ended without a session",
+            client=connection.client_id,
+            peer=peer_name(connection),
+            listener=connection.peer.listener,
+            reason=connection.close_reason,
+        )
+        if not self.handles:
+            self._empty.set()
+
+    def watch_stall(self, handle: ClientTransport) -> None:
+        """The transport has output that the kernel did not take."""
+        handle.stall_bytes = handle.write_buffer_bytes()
+        handle.stall_since = self.monotonic()
+        self._stalled[handle] = None
+
+    def unwatch_stall(self, handle: ClientTransport) -> None:
+        self._stalled.pop(handle, None)
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self.monotonic()
+        loop = cast(asyncio.AbstractEventLoop, self._loop)
+        self._timer = loop.call_later(TICK_SECONDS, self._tick)
+        if self.engine.next_deadline() <= now:
+            self.engine.tick(now)
+            self.flush()
+        self._ticks += 1
+        if self._ticks % CHECKS_EVERY_TICKS == 0:
+            self._check_stalls(now)
+            self.events.summarize()
+            if self._ticks % (60 * CHECKS_EVERY_TICKS) == 0:
+                self._connect_rate.sweep()
+        interval = self.config.observability.sys_interval_seconds
+        if interval and now - self._sys_updated_at >= interval:
+            self._update_sys_topics(now)
+
+    def _check_stalls(self, now: float) -> None:
+        timeout = self.config.limits.stall_timeout_seconds
+        for handle in list(self._stalled):
+            waiting = handle.write_buffer_bytes()
+            if waiting < handle.stall_bytes:
+                handle.stall_bytes = waiting
+                handle.stall_since = now
+                continue
+            closing = handle.transport is None or handle.transport.is_closing()
+            limit = CLOSING_STALL_SECONDS if closing else timeout
+            if limit and now - handle.stall_since >= limit:
+                if handle.connection is not None and not handle.connection.close_reason:
+                    handle.connection.close_reason = "took no data for too long"
+                handle.abort()
+
+    def _update_sys_topics(self, now: float) -> None:
+        elapsed = now - self._sys_updated_at if self._sys_updated_at else TICK_SECONDS
+        self._sys_updated_at = now
+        self._sys_topics.update(now - self._started_at, elapsed)
+        self.flush()
+
+    def _publish_sys(self, topic: str, payload: bytes) -> None:
+        self.engine.publish(topic, payload, 0, True, self.monotonic())
+
+    # --- late verdicts --------------------------------------------------------------------------------------------------
+
+    def _call_on_loop(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def _authenticated(self, connection: object, verdict: Verdict) -> None:
+        if isinstance(connection, Connection):
+            self.engine.authenticated(connection, verdict, self.monotonic())
+            handle = cast(ClientTransport, connection.handle)
+            if not handle.announced:
+                self.announce(handle, connection)
+            self.flush()
+
+    # --- trouble --------------------------------------------------------------------------------------------------------
+
+    def _storage_failed(self, error: StorageUnavailable) -> None:
+        logs.event(logging.ERROR, "the journal cannot be written, stopping", path=error.path, reason=str(error))
+        self._exit_code = 1
+        self._stop_asked.set()
+
+    def _warn_of_closed_doors(self) -> None:
+        """Say so when a listener can be reached from elsewhere and would let nobody from there in."""
+        security = self.config.security
+        for listener in self.listeners:
+            config = listener.config
+            allowed = config.allow_anonymous if config.allow_anonymous is not None else security.allow_anonymous
+            closed = security.password_file is None and not config.certificate_username and allowed is None
+            if closed and config.kind != "unix" and not is_loopback(config.host) and config.host != "localhost":
+                logs.event(
+                    logging.WARNING,
+                    "clients of other machines are refused here: no users are configured. Make some with `nearcast passwd FILE"
+                    " USER` and set security.password_file, or set allow_anonymous = true",
+                    listener=config.name,
+                )
+
+    # --- reload ---------------------------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """What SIGHUP does: read everything again, and take over what a running broker can. All or nothing."""
+        try:
+            new = self._reload_config() if self._reload_config is not None else self.config
+            merged = reloading.merge(self.config, new)
+            passwords = _load_passwords(merged.security)
+            access_list = load_access_list(merged.security.acl, merged.security.acl_file)
+            for listener_config in merged.listeners:
+                if listener_config.kind in ("tls", "wss"):
+                    server_context(listener_config)
+        except NearcastError as error:
+            logs.event(logging.ERROR, "reload refused, the old configuration stays", reason=str(error))
+            return
+        changed = reloading.changed_keys(self.config, new)
+        needs_restart = [key for key in changed if not reloading.is_reloadable(key)]
+        self.config = merged
+        self._authenticator.configure(merged.security, merged.listeners, passwords)
+        self.engine.set_authorizer(access_list)
+        self.engine.apply(merged.limits)
+        self._max_connections = _bounded_connections(merged.limits.max_connections)
+        self._connect_rate = _connect_rate(merged.security, self._clock)
+        for listener, listener_config in zip(self.listeners, merged.listeners, strict=True):
+            listener.reload_certificates(listener_config)
+        observability = merged.observability
+        logs.logger.setLevel(logs.LEVELS[observability.log_level])
+        logs.set_format(observability.log_format)
+        self.events.configure(observability.log_events_per_second)
+        self.rates.top_n = observability.top_n
+        logs.event(
+            logging.INFO,
+            "configuration reloaded",
+            changed=",".join(key for key in changed if key not in needs_restart) or "nothing",
+            users=len(passwords) if passwords is not None else 0,
+            rules=access_list.rule_count,
+        )
+        if needs_restart:
+            logs.event(logging.WARNING, "changes that need a restart were left out", keys=",".join(needs_restart))
+
+    # --- observability --------------------------------------------------------------------------------------------------
+
+    def _start_http(self, host: str, port: int) -> None:
+        # Imported here: a broker without HTTP does not carry the libraries.
+        from nearcast.broker.http import HttpServer, ObservabilityApp
+        from nearcast.broker.metrics import BrokerCollector, Metrics
+
+        listening = bind_tcp(host, port, 64, key="observability.http_port")
+        collector = BrokerCollector(self.engine.stats, self.rates, self._gauges)
+        self._http = HttpServer(ObservabilityApp(Metrics(collector), self.rates, self.health), listening)
+        self._http.start()
+        sampling = self.rates.run(self.engine.topic_counts, self.handles, self.monotonic)
+        self._rate_sampler = asyncio.get_running_loop().create_task(sampling, name="rates")
+
+    @property
+    def http_port(self) -> int | None:
+        """The real port of /metrics, if it is served."""
+        return int(self._http.port) if self._http is not None else None
+
+    def _gauges(self) -> dict[str, tuple[float, str]]:
+        return {
+            "uptime_seconds": (self.monotonic() - self._started_at, "Seconds since the start."),
+            "subscriptions": (self.engine.tree.count, "Subscriptions of all sessions."),
+            "stalled_clients": (len(self._stalled), "Clients that are slow to take their output."),
+            "password_checks_pending": (self._authenticator.pending, "Password checks waiting or running."),
+        }
+
+    def health(self) -> dict[str, object]:
+        """What /healthz shows."""
+        failed = self._outbox.failed
+        persistence = self.config.persistence
+        return {
+            "ok": failed is None and not self._stopping,
+            "version": __version__,
+            "uptime_seconds": round(self.monotonic() - self._started_at, 3),
+            "connections": len(self.handles),
+            "listeners": [{"kind": listener.config.kind, "address": listener.address} for listener in self.listeners],
+            "journal": {
+                "enabled": persistence.directory is not None,
+                "sync": persistence.sync if persistence.directory is not None else None,
+                "error": None if failed is None else str(failed),
+            },
+        }
+
+
+def _load_passwords(security: Security) -> PasswordTable | None:
+    return None if security.password_file is None else load_passwords(security.password_file)
+
+
+def _connect_rate(security: Security, clock: Clock) -> ConnectRate:
+    exempt = security.connect_rate_exempts_loopback
+    return ConnectRate(clock, security.connect_rate_per_second, security.connect_burst, exempt)
+
+
+def _bounded_connections(wanted: int) -> int:
+    """Raise the process's descriptor limit as far as it goes; the connections that fit below it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+        except (ValueError, OSError):
+            pass
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        possible = max(1, soft - SPARE_DESCRIPTORS)
+        logs.event(logging.INFO, "fewer descriptors than max_connections", descriptors=soft, max_connections=possible)
+        return possible
+    return wanted
+
+
+def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Whatever nobody caught: a defect of ours. It ends one connection or task, is logged, and the broker goes on."""
+    error = context.get("exception")
+    trace = (type(error), error, error.__traceback__) if isinstance(error, BaseException) else None
+    logs.logger.error("unexpected: %s", context.get("message"), exc_info=trace)
+
+
+def ready_report(broker: Broker) -> bytes:
+    """Where a running broker can be reached, as JSON: what ``--ready-file`` holds."""
+    report = {
+        "pid": os.getpid(),
+        "listeners": [
+            {"kind": listener.config.kind, "address": listener.address, "host": listener.config.host, "port": listener.port}
+            for listener in broker.listeners
+        ],
+        "http_port": broker.http_port,
+    }
+    return msgspec.json.encode(report)
+
+
+def run(config: BrokerConfig, reload_config: Callable[[], BrokerConfig], on_ready: Callable[[Broker], None] | None) -> int:
+    """Run a broker in this process until it is told to stop; returns the exit code."""
+    import uvloop
+
+    async def main() -> int:
+        return await Broker(config, reload_config=reload_config).serve(on_ready)
+
+    return uvloop.run(main())

@@ -1,0 +1,98 @@
+"""Messages per second by topic and by client, for the busiest few.
+
+The engine counts per topic and per connection anyway. A sample takes the differences since the last one and keeps the top N,
+so what is kept here is bounded by N, and by the number of topics the router remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from nearcast.broker.transports import ClientTransport
+
+SAMPLE_SECONDS = 5.0
+CLIENTS_PER_SLICE = 2_000
+
+
+class TopicRate(msgspec.Struct, frozen=True):
+    """A topic's traffic into the broker."""
+
+    topic: str
+    messages_per_second: float
+    bytes_per_second: float
+
+
+class ClientRate(msgspec.Struct, frozen=True):
+    """A client's PUBLISH packets: received from it, and sent to it."""
+
+    client: str
+    messages_in_per_second: float
+    messages_out_per_second: float
+
+
+class Rates:
+    """The latest sample. ``topics`` and ``clients`` are busiest first."""
+
+    def __init__(self, top_n: int) -> None:
+        self.top_n = top_n
+        self.topics: list[TopicRate] = []
+        self.clients: list[ClientRate] = []
+        self._previous: dict[str, tuple[int, int]] = {}
+
+    def sample_topics(self, counts: list[tuple[str, int, int]], seconds: float) -> None:
+        """Take the router's counters. A counter below its last value was begun anew."""
+        moved: list[tuple[int, int, str]] = []
+        previous = self._previous
+        for topic, messages, size in counts:
+            before_messages, before_size = previous.get(topic, (0, 0))
+            if messages < before_messages:
+                before_messages, before_size = 0, 0
+            if messages > before_messages:
+                moved.append((messages - before_messages, size - before_size, topic))
+        self._previous = {topic: (messages, size) for topic, messages, size in counts}
+        busiest = heapq.nlargest(self.top_n, moved)
+        self.topics = [TopicRate(topic, messages / seconds, size / seconds) for messages, size, topic in busiest]
+
+    async def sample_clients(self, handles: Iterable[ClientTransport], seconds: float) -> None:
+        """Look at every connection, in slices so that the event loop is never held up for long."""
+        busiest: list[tuple[int, int, int, str]] = []
+        for number, handle in enumerate(list(handles)):
+            if number % CLIENTS_PER_SLICE == CLIENTS_PER_SLICE - 1:
+                await asyncio.sleep(0)
+            connection = handle.connection
+            if connection is None:
+                continue
+            received = connection.messages_in - handle.sampled_in
+            sent = connection.messages_out - handle.sampled_out
+            if received or sent:
+                handle.sampled_in = connection.messages_in
+                handle.sampled_out = connection.messages_out
+                entry = (received + sent, received, sent, connection.client_id)
+                if len(busiest) < self.top_n:
+                    heapq.heappush(busiest, entry)
+                elif busiest and entry > busiest[0]:
+                    heapq.heapreplace(busiest, entry)
+        ordered = sorted(busiest, reverse=True)
+        self.clients = [ClientRate(client, received / seconds, sent / seconds) for _, received, sent, client in ordered]
+
+    async def run(
+        self,
+        topic_counts: Callable[[], list[tuple[str, int, int]]],
+        handles: Iterable[ClientTransport],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """Sample for ever."""
+        last = monotonic()
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            now = monotonic()
+            seconds, last = max(now - last, 0.001), now
+            if self.top_n:
+                self.sample_topics(topic_counts(), seconds)
+                await self.sample_clients(handles, seconds)
+            else:
+                self.topics, self.clients = [], []
