@@ -69,6 +69,10 @@ class ClientSettings:
     receive_maximum: int = 1_000
     """QoS 1 and 2 messages the server may have unacknowledged towards us. Bounds the QoS 2 identifiers kept."""
 
+    acknowledge_on_receipt: bool = True
+    """Whether QoS 1 and 2 messages are acknowledged as they arrive. Otherwise the driver calls ``acknowledge`` when the
+    application took one, so that ``receive_maximum`` bounds what an MQTT 5 server has sent and nobody took."""
+
     max_packet_bytes: int = 1_048_576
     """Largest packet accepted; announced to an MQTT 5 server."""
 
@@ -114,7 +118,7 @@ def granted(settings: ClientSettings, properties: Properties | None) -> ServerLi
     """What a CONNACK with these properties grants to a client that asked with these settings."""
     limits = ServerLimits()
     limits.keep_alive_seconds = settings.keep_alive_seconds
-    limits.session_expiry_seconds = settings.session_expiry_seconds
+    limits.session_expiry_seconds = settings.session_expiry_seconds if settings.version == MQTT_5 else 0
     if properties is None:
         return limits
     if properties.receive_maximum is not None:

@@ -105,6 +105,8 @@ class ClientMachine:
         self._requests: dict[int, _Request] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._received: set[int] = set()
+        self._held: dict[int, Publish] = {}
+        self._held_qos_1 = 0
         self._reader = PacketReader(settings.version, settings.max_packet_bytes)
         self._output: list[bytes] = []
         self._events: list[ClientEvent] = []
@@ -126,6 +128,11 @@ class ClientMachine:
     def full(self) -> bool:
         """Whether a QoS 1 or 2 publish would be refused now because too many wait."""
         return self._outgoing.full
+
+    @property
+    def waiting(self) -> int:
+        """QoS 1 and 2 publishes that wait for a place in the window or for a connection."""
+        return self._outgoing.waiting
 
     @property
     def unacknowledged(self) -> int:
@@ -150,6 +157,9 @@ class ClientMachine:
         self._output.clear()
         self._aliases_in.clear()
         self._aliases_out.clear()
+        # The server sends again what it heard nothing about, so answers to the old connection have no meaning on this one.
+        self._held.clear()
+        self._held_qos_1 = 0
         self._reading = True
         self._last_received = now
         self._connect_deadline = now + settings.connect_timeout_seconds
@@ -203,6 +213,18 @@ class ClientMachine:
         if not topic_filters:
             raise LocalProtocolError("an UNSUBSCRIBE needs at least one topic filter")
         return self._request(Unsubscribe(self._identifiers.take(), topic_filters, properties), now)
+
+    def acknowledge(self, message: Publish, now: float) -> None:
+        """The application took a message, where ``acknowledge_on_receipt`` is off. Call it in the order of reception
+        [MQTT-4.6.0-2, -3]; for QoS 0 and for messages of an earlier connection it does nothing."""
+        if message.qos == 0 or self.state != CONNECTED or self._held.get(message.packet_id) is not message:
+            return
+        del self._held[message.packet_id]
+        if message.qos == 1:
+            self._held_qos_1 -= 1
+            self._send(PubAck(message.packet_id), now)
+        else:
+            self._send(PubRec(message.packet_id), now)
 
     def re_authenticate(self, now: float) -> None:
         """Begin a new authentication exchange on the open connection (section 4.12.1)."""
@@ -400,15 +422,27 @@ class ClientMachine:
         if packet.qos == 0:
             self._events.append(MessageReceived(packet))
         elif packet.qos == 1:
+            self._check_receive_maximum()
             self._events.append(MessageReceived(packet))
-            self._send(PubAck(packet.packet_id), now)
-        else:
-            if packet.packet_id not in self._received:
-                if len(self._received) >= self.settings.receive_maximum:
-                    raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more unreleased QoS 2 messages than we allow")
-                self._received.add(packet.packet_id)
-                self._events.append(MessageReceived(packet))
+            if self.settings.acknowledge_on_receipt:
+                self._send(PubAck(packet.packet_id), now)
+            elif packet.packet_id not in self._held:
+                self._held[packet.packet_id] = packet
+                self._held_qos_1 += 1
+        elif packet.packet_id not in self._received:
+            self._check_receive_maximum()
+            self._received.add(packet.packet_id)
+            self._events.append(MessageReceived(packet))
+            if self.settings.acknowledge_on_receipt:
+                self._send(PubRec(packet.packet_id), now)
+            else:
+                self._held[packet.packet_id] = packet
+        elif packet.packet_id not in self._held:
             self._send(PubRec(packet.packet_id), now)
+
+    def _check_receive_maximum(self) -> None:
+        if len(self._received) + self._held_qos_1 >= self.settings.receive_maximum:
+            raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more unacknowledged messages than we allow")
 
     def _resolve_alias(self, packet: Publish, alias: int) -> None:
         if alias == 0 or alias > self.settings.topic_alias_maximum:

@@ -69,6 +69,10 @@ class OutgoingMessages:
         return len(self._waiting) + len(self._in_flight) + len(self._releasing)
 
     @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
     def full(self) -> bool:
         return len(self._waiting) >= self._max_waiting
 

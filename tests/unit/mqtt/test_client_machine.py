@@ -462,6 +462,35 @@ def test_our_receive_maximum_is_kept_by_the_server_or_else() -> None:
     assert isinstance(wire.events()[-1], Disconnected)
 
 
+@both_versions
+def test_acknowledgement_when_taken(version: int) -> None:
+    wire = kept(version)
+    wire.machine.settings.acknowledge_on_receipt = False
+    wire.connect()
+    wire.server(Publish("t", b"1", 1, packet_id=5), Publish("t", b"2", 2, packet_id=6), Publish("t", b"3", 1, packet_id=7))
+    one, two, three = [event.message for event in wire.events() if isinstance(event, MessageReceived)]
+    assert wire.sent() == []
+    wire.server(Publish("t", b"2", 2, dup=True, packet_id=6))
+    assert (wire.sent(), wire.events()) == ([], [])
+    wire.machine.acknowledge(one, wire.now)
+    wire.machine.acknowledge(two, wire.now)
+    wire.machine.acknowledge(two, wire.now)
+    assert wire.sent() == [PubAck(5), PubRec(6)]
+    wire.machine.lose(wire.now)
+    wire.connect(session_present=True)
+    wire.machine.acknowledge(three, wire.now)
+    assert wire.sent() == [], "it came on another connection: the server sends it again"
+
+
+def test_what_is_not_taken_counts_against_our_receive_maximum() -> None:
+    wire = exchange(receive_maximum=2, acknowledge_on_receipt=False)
+    wire.connect()
+    wire.server(Publish("t", b"", 1, packet_id=1), Publish("t", b"", 2, packet_id=2))
+    assert not any(isinstance(event, Disconnected) for event in wire.events())
+    wire.server(Publish("t", b"", 1, packet_id=3))
+    assert wire.sent() == [Disconnect(reasons.RECEIVE_MAXIMUM_EXCEEDED)]
+
+
 def test_incoming_topic_aliases() -> None:
     wire = exchange(topic_alias_maximum=2)
     wire.connect()

@@ -1,0 +1,30 @@
+"""The native Python client: MQTT 3.1.1 and 5.0 over TCP, TLS, WebSocket and Unix sockets.
+
+    async with Client("mqtt://localhost") as client:
+        await client.subscribe("sensors/#", qos=1)
+        await client.publish("sensors/door", "open", qos=1)
+        async for message in client.messages:
+            print(message.topic, message.text)
+
+:mod:`nearcast.client.sync` offers the same without asyncio.
+"""
+
+from nearcast.client.client import Client
+from nearcast.client.endpoints import Endpoint, TlsOptions
+from nearcast.client.messages import Message, MessageStream
+from nearcast.client.reconnection import Backoff
+from nearcast.mqtt.client_events import Authentication
+from nearcast.mqtt.packets import Properties, SubscriptionRequest, Will
+
+__all__ = [
+    "Authentication",
+    "Backoff",
+    "Client",
+    "Endpoint",
+    "Message",
+    "MessageStream",
+    "Properties",
+    "SubscriptionRequest",
+    "TlsOptions",
+    "Will",
+]
