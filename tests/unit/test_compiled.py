@@ -52,7 +52,7 @@ def _checkout(directory: Path) -> Path:
 
 
 def _ask(hot: Path) -> list[str]:
-    program = "from nearcast import compiled; print(compiled.is_compiled(), compiled.stale_sources(), compiled.notice(), sep='|')"
+    program = "from nearcast.compiled import *; print(is_compiled(), stale_sources(), notice(), sep='|')"
     environment = {"PYTHONPATH": str(hot.parents[1]), "PATH": os.defpath}
     # -S: no site-packages, so that the package under test is this one.
     done = subprocess.run([sys.executable, "-S", "-c", program], env=environment, capture_output=True, text=True, check=True)
