@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from nearcast.bench.traffic import PACKET_IDS, PacketIds, packet_end
+from nearcast.bench.traffic import PACKET_IDS, PacketIds, packet_end, true_prefix
 
 PUBACK = 0x40
 PUBREC = 0x50
@@ -41,8 +41,7 @@ def find_run(buffer: bytearray, position: int, end: int) -> PacketIds | None:
     if last + ACK_BYTES > end or buffer[last] != buffer[position] or buffer[position + 1] != 2:
         return None
     words = np.frombuffer(buffer, ">u2", (end - position) // ACK_BYTES * 2, position).reshape(-1, 2)
-    same = words[:, 0] == words[0, 0]
-    count = len(same) if same.all() else int(same.argmin())
+    count = true_prefix(words[:, 0] == words[0, 0])
     ids: PacketIds = words[:count, 1].astype(np.uint16)
     return ids
 
@@ -68,7 +67,7 @@ class AckLine:
         count = len(ids)
         if not self._early and self.done + count <= sent:
             expected = (_STEPS[:count] + self.done) % PACKET_IDS + 1
-            if np.array_equal(ids, expected):
+            if true_prefix(ids == expected) == count:
                 self.done += count
                 return
         for packet_id in ids.tolist():

@@ -35,7 +35,7 @@ TOTAL_BYTES = 4 * 1024 * 1024
 """Most that is under way to all subscribers together, so that what is measured is a broker and not the machine's caches."""
 STALL_SECONDS = 2.0
 """When nothing arrives for so long, what is under way is given up as lost."""
-_MAX_PAUSE_SECONDS = 0.001
+_MAX_PAUSE_SECONDS = 0.005
 _MIN_PAUSE_SECONDS = 0.000_1
 _NEVER = np.iinfo(np.int64).max
 
@@ -245,11 +245,11 @@ class Load:
         end = start + options.seconds
         quiet_since = begin
         received = 0
-        measured: tuple[float, int, float] | None = None
+        mark: tuple[float, int, float] | None = None
         now = begin
         while now < end:
-            if measured is None and now >= start:
-                measured = (now, received, self._cpu())
+            if mark is None and now >= start:
+                mark = (now, received, self._cpu())
                 self._idle_seconds = 0.0
             under_way = self._pump()
             fresh, ready = self._turn(0.0 if self._spin else 0.01)
@@ -265,8 +265,7 @@ class Load:
                     self._written_off = [publisher.acks.sent for publisher in self._publishers]
                     quiet_since = after
             now = after
-        assert measured is not None
-        first_now, first_received, first_cpu = measured
+        first_now, first_received, first_cpu = mark or (begin, 0, 0.0)
         cpu = self._cpu() - first_cpu
         idle = self._idle_seconds
         self._drain()
@@ -315,12 +314,12 @@ class Load:
         due = begin
         late = 0
         samples: list[npt.NDArray[np.int64]] = []
-        measured: tuple[int, int, float] | None = None
+        mark: tuple[int, int, float] | None = None
         clock = time.monotonic_ns
         now = begin
         while now < end:
-            if measured is None and now >= start:
-                measured = (now, self._received, self._cpu())
+            if mark is None and now >= start:
+                mark = (now, self._received, self._cpu())
                 samples.clear()
             if now >= due and not wire.blocked and (not options.qos or acks.in_flight < options.window):
                 late += now - due > 1_000_000
@@ -334,8 +333,7 @@ class Load:
                 samples += [arrived - sent.astype(np.int64) for sent in stream.times]
                 stream.times.clear()
             now = clock()
-        assert measured is not None
-        first_now, first_received, first_cpu = measured
+        first_now, first_received, first_cpu = mark or (begin, 0, 0.0)
         cpu = self._cpu() - first_cpu
         received = self._received
         self._drain()
@@ -369,7 +367,8 @@ class Load:
             delivered_total=self._received,
             lost=lost,
             duplicates=duplicates,
-            order_violations=sum(checker.order_violations for checker in (*self._checkers, *self._members)),
+            order_violations=sum(checker.order_violations for checker in self._checkers)
+            + sum(member.order_violations for member in self._members),
             refused=sum(publisher.acks.refused for publisher in self._publishers),
             unexpected=sum(publisher.acks.unexpected + publisher.acks.disorder for publisher in self._publishers)
             + sum(stream.unexpected for stream in self._streams.values()),

@@ -24,9 +24,7 @@ def summarise(nanoseconds: npt.NDArray[np.int64], late_sends: int = 0) -> Latenc
     if not len(nanoseconds):
         return Latency(count=0, p50_us=0.0, p90_us=0.0, p99_us=0.0, p999_us=0.0, max_us=0.0, late_sends=late_sends)
     p50, p90, p99, p999, top = (float(value) / 1000 for value in np.percentile(nanoseconds, [50, 90, 99, 99.9, 100]))
-    return Latency(
-        count=len(nanoseconds), p50_us=p50, p90_us=p90, p99_us=p99, p999_us=p999, max_us=top, late_sends=late_sends
-    )
+    return Latency(count=len(nanoseconds), p50_us=p50, p90_us=p90, p99_us=p99, p999_us=p999, max_us=top, late_sends=late_sends)
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,12 @@ Sequences = npt.NDArray[np.uint64]
 PacketIds = npt.NDArray[np.uint16]
 
 
+def true_prefix(conditions: npt.NDArray[np.bool_]) -> int:
+    """How many conditions from the first on hold. (Several times as fast as ``all`` and ``argmin`` on short arrays.)"""
+    index = conditions.tobytes().find(0)
+    return len(conditions) if index < 0 else index
+
+
 def varint(value: int) -> bytes:
     """MQTT's variable byte integer."""
     encoded = bytearray()
@@ -112,14 +118,14 @@ class PublishLayout:
         self.id_offset = self.topic_offset + topic_bytes
         self.payload_offset = self.packet_bytes - payload_bytes
 
-        # Everything up to the publisher's number must be as expected, but for the packet identifier. Comparing a few
-        # (overlapping) machine words per packet costs nanoseconds; comparing byte strings costs ten times that.
+        # Everything up to and with the publisher's number must be as expected, but for the packet identifier. Comparing a
+        # few (overlapping) machine words per packet costs nanoseconds; comparing byte strings costs ten times that.
         magic_end = self.payload_offset + len(MAGIC)
-        if qos:
-            spans = [(0, self.id_offset), (self.id_offset + 2, magic_end)]
-        else:
-            spans = [(0, magic_end)]
-        names, formats, offsets = [], [], []
+        publisher_end = magic_end + 4
+        spans = [(0, self.id_offset), (self.id_offset + 2, publisher_end)] if qos else [(0, publisher_end)]
+        names: list[str] = []
+        formats: list[str] = []
+        offsets: list[int] = []
         for start, end in spans:
             width = 8 if end - start >= 8 else 4
             starts = sorted({*range(start, end - width + 1, width), end - width})
@@ -130,7 +136,7 @@ class PublishLayout:
         self.words: tuple[str, ...] = tuple(names)
         names += ["publisher", "sequence", "time"]
         formats += ["<u4", "<u8", "<u8"]
-        offsets += [magic_end, magic_end + 4, magic_end + 12]
+        offsets += [magic_end, publisher_end, publisher_end + 8]
         if qos:
             names.append("id")
             formats.append(">u2")
@@ -141,7 +147,6 @@ class PublishLayout:
 
     def publish(self, topic: bytes, publisher: int, sequence: int = 0, time_ns: int = 0) -> bytes:
         """One packet, built the plain way; the batches start from it and the tests compare with it."""
-        assert len(topic) == self.topic_bytes
         middle = struct.pack(">H", sequence % PACKET_IDS + 1) if self.qos else b""
         if self.version == 5:
             middle += b"\x00"

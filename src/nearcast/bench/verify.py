@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nearcast.bench.acks import ACK_BYTES, MIN_RUN, PUBACK, PUBCOMP, PUBREC, PUBREL, ack_run, find_run, one_ack
-from nearcast.bench.traffic import MAGIC, PAYLOAD_HEAD, PublishLayout, Records, Sequences, packet_end, skip_properties
+from nearcast.bench.traffic import (
+    MAGIC,
+    PAYLOAD_HEAD,
+    PublishLayout,
+    Records,
+    Sequences,
+    packet_end,
+    skip_properties,
+    true_prefix,
+)
 
 _FIRST_ATTEMPT = 64
 
@@ -68,10 +77,10 @@ class StreamChecker:
     def take(self, publisher: int, sequences: Sequences) -> None:
         start = int(self._expected[publisher])
         count = len(sequences)
-        if int(sequences[0]) == start and int(sequences[-1]) == start + count - 1:
-            if count <= 2 or bool((sequences[1:] - sequences[:-1] == 1).all()):
-                self._expected[publisher] = start + count
-                return
+        regular = int(sequences[0]) == start and int(sequences[-1]) == start + count - 1
+        if regular and (count <= 2 or true_prefix(sequences[1:] - sequences[:-1] == 1) == count - 1):
+            self._expected[publisher] = start + count
+            return
         breaks = (np.flatnonzero(sequences[1:] != sequences[:-1] + np.uint64(1)) + 1).tolist()
         for low, high in zip([0, *breaks], [*breaks, count], strict=True):
             self._take_contiguous(publisher, int(sequences[low]), int(sequences[high - 1]) + 1)
@@ -144,27 +153,27 @@ class ExpectedHeads:
         records = layout.view(bytearray(packets), 0, len(self.topics))
         self._columns = [(word, records[word].copy()) for word in layout.words]
 
-    def matching(self, records: Records) -> int:
-        """How many records from the first on are regular packets."""
-        publisher = records["publisher"]
-        first = int(publisher[0])
+    def matching(self, records: Records) -> tuple[int, bool]:
+        """How many records from the first on are regular packets, and whether they are all of one publisher."""
+        publishers = records["publisher"]
+        first = int(publishers[0])
         if first >= self.publishers:
-            return 0
-        if self.topics_each == 1:
-            good = publisher == first
-            if good.all():  # one publisher's packets: compare with constants
-                good = np.ones(len(records), dtype=np.bool_)
-                for word, column in self._columns:
-                    good &= records[word] == column[first]
-                return len(good) if good.all() else int(good.argmin())
-        rows = publisher.astype(np.int64) * self.topics_each
+            return 0, True
+        if self.topics_each == 1:  # try one publisher's packets: compare with constants
+            word, column = self._columns[0]
+            good = records[word] == column[first]
+            for word, column in self._columns[1:]:
+                good &= records[word] == column[first]
+            count = true_prefix(good)
+            if count == len(records) or self.publishers == 1:
+                return count, True
+        good = publishers < self.publishers
+        rows = np.where(good, publishers, 0).astype(np.int64)
         if self.topics_each > 1:
-            rows += (records["sequence"] % np.uint64(self.topics_each)).astype(np.int64)
-        good = publisher < self.publishers
-        rows[~good] = 0
+            rows = rows * self.topics_each + (records["sequence"] % np.uint64(self.topics_each)).astype(np.int64)
         for word, column in self._columns:
             good &= records[word] == column[rows]
-        return len(good) if good.all() else int(good.argmin())
+        return true_prefix(good), self.publishers == 1
 
 
 class SubscriberStream:
@@ -213,15 +222,14 @@ class SubscriberStream:
         return position
 
     def _take_run(self, records: Records) -> int:
-        count = self._heads.matching(records)
+        count, one_publisher = self._heads.matching(records)
         if not count:
             return 0
         records = records[:count]
         publishers = records["publisher"]
         sequences = records["sequence"]
-        first = publishers[0]
-        if self._heads.publishers == 1 or bool((publishers == first).all()):
-            self._checker.take(int(first), sequences)
+        if one_publisher:
+            self._checker.take(int(publishers[0]), sequences)
         else:
             order = np.argsort(publishers.astype(np.uint16), kind="stable")
             publishers = publishers[order]

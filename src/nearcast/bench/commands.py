@@ -1,0 +1,187 @@
+"""``nearcast bench``: the load generator and the comparison as commands.
+
+Owns options and printing. A user sees one line that says what went wrong, never a traceback.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from nearcast.bench.brokers import BROKERS, Broker
+from nearcast.bench.comparison import busy_machine, choose_scenarios, count_steps, to_json
+from nearcast.bench.comparison import compare as run_comparison
+from nearcast.bench.loop import LoadOptions, run_load
+from nearcast.bench.patterns import Pattern
+from nearcast.bench.process import core_split, on_cores
+from nearcast.bench.report import make_rows, make_table, to_summary
+from nearcast.bench.results import LoadResult
+from nearcast.bench.wire import parse_url
+from nearcast.errors import ConfigError, NearcastError
+
+_FILE_COLUMNS = 130
+"""Width of the table where no terminal says one."""
+
+app = typer.Typer(no_args_is_help=True, help="Measure this broker, or any other, under load.")
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    try:
+        yield
+    except NearcastError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Option(help="The broker.")] = "mqtt://127.0.0.1:1883",
+    publishers: Annotated[int, typer.Option(min=1, help="Publishing connections.")] = 1,
+    subscribers: Annotated[int, typer.Option(min=1, help="Subscribing connections.")] = 1,
+    pattern: Annotated[Pattern, typer.Option(help="Who talks to whom.")] = Pattern.ONE_TO_ONE,
+    qos: Annotated[int, typer.Option(min=0, max=2)] = 0,
+    payload: Annotated[int, typer.Option(min=24, help="Payload bytes.")] = 100,
+    seconds: Annotated[float, typer.Option(help="Measured interval; a warm-up of half a second comes before it.")] = 3.0,
+    window: Annotated[
+        int, typer.Option(min=1, max=65_535, help="QoS 1 and 2 messages in flight per publisher, and per MQTT 5 subscriber.")
+    ] = 100,
+    rate: Annotated[float, typer.Option(help="Messages per second, one by one, to measure latency; 0: all it takes.")] = 0.0,
+    persistent: Annotated[bool, typer.Option("--persistent", help="Subscribers use persistent sessions.")] = False,
+    version: Annotated[int, typer.Option(min=4, max=5, help="4 is MQTT 3.1.1.")] = 4,
+    pid: Annotated[int | None, typer.Option(help="The broker's process, to measure its CPU time per message.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="No broker: measure the generator itself against a pipe (pairs only).")
+    ] = False,
+) -> None:
+    """Put a load on a broker, check every message that comes back, and print the rate."""
+    options = LoadOptions(
+        pattern=pattern,
+        publishers=publishers,
+        subscribers=subscribers,
+        qos=qos,
+        payload_bytes=payload,
+        seconds=seconds,
+        window=window,
+        rate=rate,
+        persistent=persistent,
+        version=version,
+    )
+    with _plain_errors():
+        result = _measure_itself(options) if self_test else run_load(parse_url(url), options, broker_pid=pid)
+    if json:
+        print(msgspec.json.encode({"options": options, "result": result}).decode())
+    else:
+        _print_load(result)
+
+
+def _measure_itself(options: LoadOptions) -> LoadResult:
+    if options.pattern not in (Pattern.ONE_TO_ONE, Pattern.PAIRS):
+        raise ConfigError("--self-test passes bytes from publisher to subscriber: use one-to-one or pairs")
+    reflector_cores, generator_cores = core_split()
+    with on_cores(reflector_cores):
+        reflector = subprocess.Popen(
+            [sys.executable, "-m", "nearcast.bench.reflector", str(options.publishers)], stdout=subprocess.PIPE, text=True
+        )
+    try:
+        port = int(reflector.stdout.readline()) if reflector.stdout else 0
+        with on_cores(generator_cores):
+            return run_load(("127.0.0.1", port), options, broker_pid=reflector.pid)
+    finally:
+        reflector.kill()
+        reflector.communicate()
+
+
+def _print_load(result: LoadResult) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]{result.messages_per_second:,.0f} messages/s[/] delivered over {result.seconds:.1f} s")
+    wrong = result.lost or result.duplicates or result.order_violations or result.unexpected or result.refused
+    console.print(
+        f"{result.published_total:,} published, {result.delivered_total:,} delivered, {result.lost:,} lost, "
+        f"{result.duplicates:,} duplicated, {result.order_violations:,} out of order, {result.refused:,} refused, "
+        f"{result.unexpected:,} unexpected packets",
+        style="bold red" if wrong else "",
+    )
+    if result.latency is not None:
+        latency = result.latency
+        console.print(
+            f"latency µs: p50 {latency.p50_us:,.0f}, p90 {latency.p90_us:,.0f}, p99 {latency.p99_us:,.0f}, "
+            f"p99.9 {latency.p999_us:,.0f}, max {latency.max_us:,.0f} ({latency.late_sends} of {latency.count} sent late)"
+        )
+    if result.cpu_us_per_message is not None:
+        console.print(f"broker: {result.cpu_us_per_message:.2f} µs CPU per message, {result.cpu_share:.2f} cores")
+    if result.latency is None:
+        console.print(f"generator idle {result.generator_idle:.0%} of the time")
+
+
+@app.command()
+def compare(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SCENARIO", help="Only this scenario; * stands for anything. Repeatable.")
+    ] = None,
+    brokers: Annotated[str, typer.Option(help="Brokers to compare, separated by commas; default: all installed.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the table shows medians.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Measured interval of a load.")] = 3.0,
+    quick: Annotated[bool, typer.Option("--quick", help="One round of one second each.")] = False,
+    output: Annotated[Path, typer.Option(help="Where to write all rounds as JSON.")] = Path("build/bench/results.json"),
+) -> None:
+    """Start the installed brokers one after the other, put the same load on each, and print ratios."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_COLUMNS)
+    with _plain_errors():
+        scenarios = choose_scenarios(only or [])
+        chosen = _choose_brokers(brokers)
+        if quick:
+            rounds, seconds = 1, 1.0
+        warning = busy_machine()
+        if warning:
+            console.print(f"[yellow]note:[/] {warning}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # No refreshing thread: it would run in the generator's own process, in the middle of a measurement.
+        with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+            task = progress.add_task("", total=count_steps(chosen, scenarios, rounds), completed=-1)
+
+            def step(title: str) -> None:
+                progress.update(task, advance=1, description=title)
+                progress.refresh()
+
+            comparison = run_comparison(chosen, scenarios, rounds, seconds, step)
+        for failure in comparison.failures:
+            console.print(f"[yellow]skipped:[/] {failure}")
+        rows = make_rows(comparison, scenarios)
+        console.print(make_table(rows, console.width))
+        facts = ", ".join(f"{name} {version}" for name, version in comparison.brokers.items())
+        console.print(f"{facts}; {comparison.machine['cpu']}, {comparison.machine['cores']} cores", style="dim")
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_bytes(to_json(comparison, to_summary(rows)))
+        except OSError as error:
+            raise ConfigError(f"cannot write {output}: {error.strerror}") from None
+        console.print(f"all rounds: {output}", style="dim")
+    if not comparison.measurements:
+        raise typer.Exit(1)
+
+
+def _choose_brokers(names: str) -> list[Broker]:
+    if not names:
+        return [broker for broker in BROKERS if broker.installed()]
+    known = {broker.name: broker for broker in BROKERS}
+    chosen = []
+    for name in (part.strip() for part in names.split(",")):
+        if name not in known:
+            raise ConfigError(f"no broker is called {name}; there are {', '.join(known)}")
+        chosen.append(known[name])
+    return chosen
