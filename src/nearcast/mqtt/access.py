@@ -1,7 +1,7 @@
 """Who may come in and what they may do: the seam between the engine and whatever decides it.
 
-The engine asks and obeys; it knows neither passwords nor rules. An :class:`Authenticator` may take its time (hashing a password
-blocks for tens of milliseconds): it answers ``None`` and the driver brings the verdict later.
+The engine asks and obeys; it knows neither passwords nor rules. An :class:`Authenticator` may take its time (hashing a
+password takes tens of milliseconds): it answers ``None`` and the driver brings the verdict later.
 """
 
 from __future__ import annotations

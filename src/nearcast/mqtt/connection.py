@@ -25,7 +25,7 @@ NO_PACKET_LIMIT: Final = 268_435_460
 
 
 class Connection:
-    """See the module. The driver uses ``handle``, ``congested``, ``closing``, ``take`` and ``take_held``, and reads the rest."""
+    """See the module. A driver uses ``handle``, ``congested``, ``closing``, ``take`` and ``take_held``, and reads the rest."""
 
     def __init__(self, effects: Effects, peer: Peer, handle: object, now: float, max_output_bytes: int) -> None:
         self.effects = effects

@@ -53,11 +53,15 @@ class Effects:
     2. only then the ``held`` output of the connections is sent;
     3. a connection's other output (``out``) waits for nothing.
 
-    Without a journal nothing is gated and everything goes to ``out`` in the order it was produced.
+    Without a journal nothing is gated and everything goes to ``out`` in the order it was produced. ``generation`` is the
+    journal's: a new one begins with each compaction and ends up holding everything that is still needed.
     """
 
     def __init__(self, gated: bool) -> None:
         self.gated = gated
+        self.generation = 1
+        self.next_journal_key = 1
+        self.wall_offset = 0.0
         self.records: list[bytes] = []
         self.dirty: list[Connection] = []
         self.stats = Stats()

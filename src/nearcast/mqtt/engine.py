@@ -71,11 +71,12 @@ class Engine:
     ) -> None:
         limits = settings.limits
         self.effects = Effects(settings.durable)
+        self.effects.wall_offset = wall_offset
         self.stats = self.effects.stats
         self.timers = Timers()
         self.tree = SubscriptionTree()
         self.retained = RetainedMessages()
-        self.router = Router(self.effects, self.tree, limits.max_topic_levels, wall_offset)
+        self.router = Router(self.effects, self.tree, limits.max_topic_levels)
         self.inbound = Inbound(limits, self.effects, self.router, self.retained, authorizer)
         self.sessions = Sessions(limits, settings.durable, self.effects, self.tree, self.router, self.inbound, self.timers)
         self.handshake = Handshake(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nearcast.config import EngineSettings, Limits
-from nearcast.errors import RemoteProtocolError
+from nearcast.errors import LocalProtocolError, RemoteProtocolError
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Authenticator, Authorizer, Credentials, Verdict
 from nearcast.mqtt.codec import encode
@@ -169,7 +169,8 @@ class Handshake:
 
     def _accept(self, connection: Connection, verdict: Verdict, now: float) -> None:
         packet = connection.pending_connect
-        assert packet is not None
+        if packet is None:
+            raise LocalProtocolError("a verdict came for a connection that sent no CONNECT")
         connection.pending_connect = None
         connection.username = verdict.username
         client_id = connection.client_id

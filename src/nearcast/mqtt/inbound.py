@@ -1,7 +1,7 @@
 """The hot path: PUBLISH packets of one read, from bytes to routed publications and acknowledgements.
 
-Packets that stand back to back and share flags, topic and properties become one :class:`~nearcast.mqtt.publication.Publication`
-(at QoS 0 their sizes may differ, at QoS 1 and 2 they must not, so that identifiers can be stamped at a fixed distance).
+Packets that stand back to back and share flags, topic and properties become one publication (at QoS 0 their sizes may differ;
+at QoS 1 and 2 they must not, so that identifiers can be stamped at a fixed distance).
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class Inbound:
                 return reasons.QUOTA_EXCEEDED
             self.retained.set(topic, last)
             if self.effects.gated:
-                self.effects.records.append(records.retained(last, self.router.wall_offset))
+                self.effects.records.append(records.retained(last, self.effects.wall_offset))
         stats.retained_messages = self.retained.count
         stats.retained_bytes = self.retained.bytes
         return reasons.SUCCESS

@@ -97,8 +97,10 @@ class Publication:
         self.qos = (flags >> 1) & 3
         self.retain = (flags & RETAIN_FLAG) != 0
         self.sequence = 0
-        self.written_in = -1
-        # Packets that hold something meant for us alone (a topic alias, an expiry that is running) are never passed on as they are.
+        # Where the journal has this publication: its name there, and the generation that holds it (0: not written yet).
+        self.journal_key = 0
+        self.journal_generation = 0
+        # Packets that hold something meant for us alone (a topic alias, a running expiry) are never passed on as they are.
         self.raw_flags = (flags | (V5_FLAG if v5 else 0)) if forwardable else -1
         self._forms: dict[tuple[int, bytes, int, int], Form] | None = None
         self._raw: Form | None = None
@@ -169,9 +171,9 @@ class Publication:
         return found
 
     def form(self, flags: int, identifiers: bytes, alias: int, now: float) -> Form:
-        """These packets with ``flags`` (QoS, retain, :data:`V5_FLAG`), encoded subscription ``identifiers``, and topic ``alias``.
+        """These packets with ``flags`` (QoS, retain, :data:`V5_FLAG`), encoded subscription ``identifiers``, topic ``alias``.
 
-        A positive alias is being defined and goes out beside the topic; a negative one is known to the receiver and replaces it.
+        A positive alias is being defined and goes out beside the topic; a negative one is known and replaces the topic.
         """
         if flags == self.raw_flags and alias == 0 and not identifiers:
             raw = self._raw
@@ -193,10 +195,6 @@ class Publication:
             form = self._encode(flags, identifiers, alias, remaining)
             forms[key] = form
         return form
-
-    def forget_forms(self) -> None:
-        """Drop what was built for receivers; called when a publication goes to rest in a queue or the retained store."""
-        self._forms = None
 
     def _encode(self, flags: int, identifiers: bytes, alias: int, remaining: int) -> Form:
         topic = b"" if alias < 0 else self.topic

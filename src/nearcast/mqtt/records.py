@@ -1,11 +1,11 @@
 """Journal records: what a broker must remember to keep its word after a crash, as bytes.
 
-The engine appends a record for every change of durable state, in order; replaying them in order (:mod:`nearcast.mqtt.recovery`)
-gives the state back. All records that one call into the engine produced are stored atomically: a PUBLISH that is kept without the
-packet identifier it came with would be delivered twice.
+The engine appends a record for every change of durable state, in order; replaying them in order gives the state back
+(:mod:`nearcast.mqtt.recovery`). All records that one call into the engine produced are stored atomically: a PUBLISH that is
+kept without the packet identifier it came with would be delivered twice.
 
-A record is one kind byte and fields: unsigned LEB128 numbers, byte strings with their length, 8-byte floats for wall-clock times.
-Unknown kinds are refused, not skipped: a journal written by a newer version says so instead of losing state.
+A record is one kind byte and fields: unsigned LEB128 numbers, byte strings with their length, 8-byte floats for wall-clock
+times. Unknown kinds are refused, not skipped: a journal written by a newer version says so instead of losing state.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from nearcast.mqtt.codec import encode_varint
+from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.packets import Will
 from nearcast.mqtt.properties import WILL_PROPERTIES, decode_properties, encode_properties
 from nearcast.mqtt.publication import Publication
@@ -37,8 +38,9 @@ RETAINED: Final = 12
 UNRETAINED: Final = 13
 STORED: Final = 14
 STATE: Final = 15
+TARGETED: Final = 16
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(16)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(17)]
 
 
 def number(value: int) -> bytes:
@@ -68,12 +70,13 @@ def moment(value: float) -> bytes:
     return struct.pack(">d", value)
 
 
-def session(of: Session, wall_offset: float) -> bytes:
-    """The session exists with these facts; replaces what was known of them."""
+def session(of: Session, wall_offset: float, whole: bool) -> bytes:
+    """The session has these facts now. ``whole``: all else there is to know of it follows, nothing came before."""
     will = of.will
     parts = [
         _KIND[SESSION],
         number(of.number),
+        number(1 if whole else 0),
         blob(of.client_id.encode("utf-8")),
         number(of.expiry_seconds),
         moment(of.expires_at + wall_offset if of.expires_at else 0.0),
@@ -117,6 +120,7 @@ def publication_fields(publication: Publication, wall_offset: float) -> bytes:
     flags = (1 if publication.v5 else 0) | (2 if publication.raw_flags >= 0 else 0)
     return b"".join(
         (
+            number(publication.journal_key),
             number(publication.sequence),
             number(flags),
             number(publication.count),
@@ -135,10 +139,20 @@ def target(session_number: int, count: int, qos: int, retain: bool, identifiers:
     return number(session_number) + number(count) + number(qos | (4 if retain else 0)) + blob(identifiers)
 
 
-def published(publication: Publication, targets: list[bytes], wall_offset: float) -> bytes:
-    """Messages were taken on for these sessions, each at the end of its queue."""
-    fields = publication_fields(publication, wall_offset)
-    return _KIND[PUBLISHED] + fields + number(len(targets)) + b"".join(targets)
+def published(publication: Publication, targets: list[bytes], effects: Effects) -> bytes:
+    """Messages were taken on for these sessions, each at the end of its queue. Content is written once per generation."""
+    who = number(len(targets)) + b"".join(targets)
+    if publication.journal_generation == effects.generation:
+        return _KIND[TARGETED] + number(publication.journal_key) + who
+    _enter(publication, effects)
+    return _KIND[PUBLISHED] + publication_fields(publication, effects.wall_offset) + who
+
+
+def _enter(publication: Publication, effects: Effects) -> None:
+    if publication.journal_key == 0:
+        publication.journal_key = effects.next_journal_key
+        effects.next_journal_key += 1
+    publication.journal_generation = effects.generation
 
 
 def sent(session_number: int, first_id: int, count: int) -> bytes:
@@ -179,9 +193,10 @@ def unretained(topic: bytes) -> bytes:
     return _KIND[UNRETAINED] + blob(topic)
 
 
-def stored(publication: Publication, wall_offset: float) -> bytes:
-    """A publication that STATE records after this one refer to by its sequence."""
-    return _KIND[STORED] + publication_fields(publication, wall_offset)
+def stored(publication: Publication, effects: Effects) -> bytes:
+    """A publication that STATE records after this one refer to by its key."""
+    _enter(publication, effects)
+    return _KIND[STORED] + publication_fields(publication, effects.wall_offset)
 
 
 def state(of: Session) -> bytes:
@@ -196,7 +211,7 @@ def state(of: Session) -> bytes:
             parts.append(b"\x00")
             continue
         parts.append(b"\x01")
-        parts.append(number(entry.publication.sequence))
+        parts.append(number(entry.publication.journal_key))
         parts.append(number(entry.start + packet_id - entry.first_id))
         parts.append(number(entry.qos | (4 if entry.retain else 0)))
         parts.append(blob(entry.identifiers))
@@ -204,7 +219,7 @@ def state(of: Session) -> bytes:
     parts.append(number(0 if queue is None else len(queue)))
     if queue is not None:
         for pending in queue:
-            parts.append(number(pending.publication.sequence))
+            parts.append(number(pending.publication.journal_key))
             parts.append(number(pending.start))
             parts.append(number(pending.count))
             parts.append(number(pending.qos | (4 if pending.retain else 0)))
@@ -266,6 +281,7 @@ class Fields:
         return Will(topic, payload, flags & 3, (flags & 4) != 0, properties)
 
     def publication(self, wall_offset: float) -> Publication:
+        journal_key = self.number()
         sequence = self.number()
         flags = self.number()
         count = self.number()
@@ -282,5 +298,6 @@ class Fields:
         found = Publication(
             topic, packets, count, stride, (flags & 1) != 0, head_size, properties, expires_at, (flags & 2) != 0
         )
+        found.journal_key = journal_key
         found.sequence = sequence
         return found

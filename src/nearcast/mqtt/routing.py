@@ -60,11 +60,10 @@ def encode_identifier(identifier: int) -> bytes:
 class Router:
     """Routes publications over one subscription tree. ``next_sequence`` numbers messages: their identity at this origin."""
 
-    def __init__(self, effects: Effects, tree: SubscriptionTree, max_topic_levels: int, wall_offset: float) -> None:
+    def __init__(self, effects: Effects, tree: SubscriptionTree, max_topic_levels: int) -> None:
         self.effects = effects
         self.tree = tree
         self.next_sequence = 1
-        self.wall_offset = wall_offset
         self._max_topic_levels = max_topic_levels
         self._routes: dict[bytes, Route] = {}
 
@@ -156,7 +155,7 @@ class Router:
             if accepted and session.durable:
                 durable.append(records.target(session.number, accepted, qos, retain, target.identifiers))
         if durable:
-            log[place] = records.published(publication, durable, self.wall_offset)
+            log[place] = records.published(publication, durable, self.effects)
         elif gated:
             del log[place]
 
@@ -177,12 +176,12 @@ class Router:
         if session.durable:
             if accepted:
                 target = records.target(session.number, accepted, qos, retain, identifiers)
-                log[place] = records.published(publication, [target], self.wall_offset)
+                log[place] = records.published(publication, [target], self.effects)
             else:
                 del log[place]
 
     def _publish_shared(self, group: SharedGroup, publication: Publication, now: float) -> None:
-        """Spread the messages over the members, in turn. Who is connected comes before who is not, who keeps up before who lags."""
+        """Spread the messages over the members in turn: who is connected and keeps up, else who lags, else who is away."""
         members = list(group.members.values())
         ready: list[Subscription] = []
         lagging: list[Subscription] = []

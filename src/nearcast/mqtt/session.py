@@ -1,14 +1,15 @@
 """A client's session: what the server owes it and what it owes the server, across connections (section 4.1).
 
-Outbound QoS 1 and 2 is a window over a queue. Messages enter :meth:`Session.deliver`; as many as the window (the client's Receive
-Maximum, our own bound, the connection's output bound) admits become *in flight* under a packet identifier, the rest waits in
-order. The life of an identifier::
+Outbound QoS 1 and 2 is a window over a queue. Messages enter :meth:`Session.deliver`; as many as the window (the client's
+Receive Maximum, our own bound, the connection's output bound) admits become *in flight* under a packet identifier, the rest
+waits in order. The life of an identifier::
 
     PUBLISH sent ──QoS 1── PUBACK ───────────────────────────► free
          └──────── QoS 2 ── PUBREC ─► PUBREL sent ── PUBCOMP ─► free
 
-``inflight`` maps the identifier to a :class:`Sent` (or to :data:`RELEASED` once PUBREL is out), in the order of sending, which is
-the order of sending again after a reconnect [MQTT-4.6.0-1]. Inbound QoS 2 remembers the identifiers between PUBREC and PUBREL.
+``inflight`` maps the identifier to a :class:`Sent` (or to :data:`RELEASED` once PUBREL is out), in the order of sending,
+which is the order of sending again after a reconnect [MQTT-4.6.0-1]. Inbound QoS 2 remembers the identifiers between PUBREC
+and PUBREL.
 
 When the session is durable every change goes to the records *in the order of the calls*, see :mod:`nearcast.mqtt.records`.
 """

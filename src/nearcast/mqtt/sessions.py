@@ -93,7 +93,7 @@ class Sessions:
         if session.expiry_seconds > 0:
             newly = not session.durable
             session.durable = True
-            self._effects.records.append(records.session(session, self._router.wall_offset))
+            self._effects.records.append(records.session(session, self._effects.wall_offset, newly))
             if newly and session.subscriptions:
                 for subscription in session.subscriptions.values():
                     self._effects.records.append(records.subscribed(session.number, subscription))

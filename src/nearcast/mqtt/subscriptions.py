@@ -1,7 +1,7 @@
-"""Who wants which topics: a tree of filter levels whose matching cost follows the topic's depth, not the subscriptions' number.
+"""Who wants which topics: a tree of filter levels. Matching costs what the topic's depth asks, however many subscribe.
 
-Each node stands for one prefix of filter levels. Plain children sit in a dict; the ``+`` child and the subscriptions that end in
-``#`` below a node have their own places, so that matching a topic visits at most the nodes whose filter prefix matches it.
+Each node stands for one prefix of filter levels. Plain children sit in a dict; the ``+`` child and the subscriptions that end
+in ``#`` below a node have their own places, so that matching a topic visits only nodes whose filter prefix matches it.
 """
 
 from __future__ import annotations

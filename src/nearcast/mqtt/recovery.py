@@ -1,0 +1,303 @@
+"""Durable state out of records, and back into them.
+
+:class:`Recovery` replays a journal into a fresh engine. :class:`Snapshot` writes an engine's whole durable state as records, a
+piece at a time, *while the engine goes on*: a session's records describe it at the moment they are taken, and whatever changes
+later is journalled after them. Records about sessions that are not known (yet) are therefore passed over in a replay: their
+STATE comes further on and includes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from nearcast.mqtt import records
+from nearcast.mqtt.engine import Engine
+from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.records import Fields
+from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session
+from nearcast.mqtt.subscriptions import Subscription
+from nearcast.mqtt.topics import parse_shared
+
+
+class Recovery:
+    """Replays records into an engine that has seen no client yet. Raises ``ValueError`` for a record that makes no sense."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wall_offset = engine.effects.wall_offset
+        self._publications: dict[int, Publication] = {}
+        self.records = 0
+
+    def apply(self, record: bytes) -> None:
+        """One record, in the order they were written."""
+        if not record:
+            raise ValueError("empty record")
+        kind = record[0]
+        fields = Fields(record)
+        self.records += 1
+        if kind == records.PUBLISHED:
+            publication = fields.publication(self._wall_offset)
+            self._know(publication)
+            self._enqueue(publication, fields)
+        elif kind == records.TARGETED:
+            known = self._publications.get(fields.number())
+            if known is None:
+                raise ValueError("a publication is named that was not stored")
+            self._enqueue(known, fields)
+        elif kind == records.STORED:
+            self._know(fields.publication(self._wall_offset))
+        elif kind == records.RETAINED:
+            message = fields.publication(self._wall_offset)
+            self._engine.retained.set(message.topic, message)
+            self._count_on(message)
+        elif kind == records.UNRETAINED:
+            self._engine.retained.remove(fields.blob())
+        elif kind == records.SESSION:
+            self._session(fields)
+        elif records.SESSION < kind <= records.TARGETED:
+            session = self._engine.sessions.by_number.get(fields.number())
+            if session is not None:
+                self._change(session, kind, fields)
+        else:
+            raise ValueError(f"record of unknown kind {kind}: was it written by a newer version?")
+
+    def finish(self, now: float) -> None:
+        """All records were replayed: put deadlines in place, and count what is there.
+
+        A session whose client was connected when the broker stopped counts as left now: its expiry starts, its will is due.
+        """
+        engine = self._engine
+        stats = engine.stats
+        stats.retained_messages = engine.retained.count
+        stats.retained_bytes = engine.retained.bytes
+        self._publications.clear()
+        for session in list(engine.sessions.by_client.values()):
+            stats.inflight_messages += len(session.inflight)
+            stats.queued_messages += session.queued_messages
+            stats.queued_bytes += session.queued_bytes
+            if session.expires_at or session.will_due_at:
+                if session.expires_at:
+                    engine.timers.add(session.expires_at, session)
+                if session.will_due_at:
+                    engine.timers.add(session.will_due_at, session)
+            elif session.will is not None or session.expiry_seconds != NEVER:
+                engine.sessions.leave(session, False, now)
+
+    def _know(self, publication: Publication) -> None:
+        self._publications[publication.journal_key] = publication
+        effects = self._engine.effects
+        effects.next_journal_key = max(effects.next_journal_key, publication.journal_key + 1)
+        self._count_on(publication)
+
+    def _count_on(self, publication: Publication) -> None:
+        router = self._engine.router
+        router.next_sequence = max(router.next_sequence, publication.sequence + publication.count)
+
+    def _session(self, fields: Fields) -> None:
+        sessions = self._engine.sessions
+        number = fields.number()
+        whole = fields.number() != 0
+        client_id = fields.blob().decode("utf-8")
+        session = sessions.by_number.get(number)
+        if session is None:
+            if not whole:
+                return
+            session = sessions.begin(client_id)
+            del sessions.by_number[session.number]
+            session.number = number
+            sessions.by_number[number] = session
+            sessions.next_number = max(sessions.next_number, number + 1)
+        session.durable = True
+        session.expiry_seconds = fields.number()
+        session.expires_at = self._monotonic(fields.moment())
+        session.username = fields.text()
+        session.will = None
+        session.will_due_at = 0.0
+        if fields.number():
+            session.will_due_at = self._monotonic(fields.moment())
+            session.will = fields.will()
+
+    def _monotonic(self, wall: float) -> float:
+        # A deadline in the past must stay a deadline; 0 means there is none.
+        return max(wall - self._wall_offset, 1e-9) if wall else 0.0
+
+    def _change(self, session: Session, kind: int, fields: Fields) -> None:
+        if kind == records.SENT:
+            self._send(session, fields.number(), fields.number())
+        elif kind == records.DROPPED:
+            self._take(session, fields.number())
+        elif kind == records.ACKNOWLEDGED:
+            for packet_id in _ids(fields.blob()):
+                session.inflight.pop(packet_id, None)
+        elif kind == records.RELEASED:
+            for packet_id in _ids(fields.blob()):
+                session.inflight.pop(packet_id, None)
+                session.inflight[packet_id] = RELEASED
+        elif kind == records.REMEMBERED:
+            held = session.received_ids or set()
+            held.update(_ids(fields.blob()))
+            session.received_ids = held
+        elif kind == records.FORGOTTEN:
+            if session.received_ids is not None:
+                session.received_ids.difference_update(_ids(fields.blob()))
+        elif kind == records.SUBSCRIBED:
+            self._subscribe(session, fields)
+        elif kind == records.UNSUBSCRIBED:
+            self._unsubscribe(session, fields.blob().decode("utf-8"))
+        elif kind == records.SESSION_ENDED:
+            self._clear(session)
+            del self._engine.sessions.by_client[session.client_id]
+            del self._engine.sessions.by_number[session.number]
+            self._engine.stats.sessions = len(self._engine.sessions.by_client)
+        elif kind == records.STATE:
+            self._state(session, fields)
+
+    def _enqueue(self, publication: Publication, fields: Fields) -> None:
+        for _ in range(fields.number()):
+            session = self._engine.sessions.by_number.get(fields.number())
+            count = fields.number()
+            flags = fields.number()
+            identifiers = fields.blob()
+            if session is not None:
+                _append(session, Pending(publication, 0, count, flags & 3, (flags & 4) != 0, identifiers))
+
+    def _take(self, session: Session, count: int) -> list[Pending]:
+        """Remove ``count`` messages from the front of a queue."""
+        taken: list[Pending] = []
+        queue = session.queue
+        while count > 0:
+            if not queue:
+                raise ValueError("more messages left a queue than were in it")
+            front = queue[0]
+            step = min(count, front.count)
+            taken.append(Pending(front.publication, front.start, step, front.qos, front.retain, front.identifiers))
+            front.start += step
+            front.count -= step
+            session.queued_messages -= step
+            session.queued_bytes -= step * front.publication.stride
+            count -= step
+            if front.count == 0:
+                queue.popleft()
+        return taken
+
+    def _send(self, session: Session, first_id: int, count: int) -> None:
+        for stretch in self._take(session, count):
+            sent = Sent(stretch.publication, stretch.start, first_id, stretch.qos, stretch.retain, stretch.identifiers)
+            for packet_id in range(first_id, first_id + stretch.count):
+                session.inflight[packet_id] = sent
+            first_id += stretch.count
+        session.next_id = 1 if first_id > 65_535 else first_id
+
+    def _subscribe(self, session: Session, fields: Fields) -> None:
+        topic_filter = fields.blob().decode("utf-8")
+        options = fields.number()
+        subscription = Subscription(
+            session,
+            topic_filter,
+            options & 3,
+            (options & 4) != 0,
+            (options & 8) != 0,
+            (options >> 4) & 3,
+            fields.number(),
+        )
+        session.subscriptions[topic_filter] = subscription
+        group, inner = parse_shared(topic_filter)
+        self._engine.tree.add(group, inner, subscription)
+
+    def _unsubscribe(self, session: Session, topic_filter: str) -> None:
+        if session.subscriptions.pop(topic_filter, None) is not None:
+            group, inner = parse_shared(topic_filter)
+            self._engine.tree.remove(group, inner, session.client_id)
+
+    def _clear(self, session: Session) -> None:
+        for topic_filter in list(session.subscriptions):
+            self._unsubscribe(session, topic_filter)
+        session.inflight = {}
+        session.queue = None
+        session.queued_messages = 0
+        session.queued_bytes = 0
+        session.received_ids = None
+
+    def _state(self, session: Session, fields: Fields) -> None:
+        self._clear(session)
+        session.next_id = fields.number()
+        for _ in range(fields.number()):
+            self._subscribe(session, fields)
+        for _ in range(fields.number()):
+            packet_id = fields.number()
+            if fields.number() == 0:
+                session.inflight[packet_id] = RELEASED
+                continue
+            publication = self._publication(fields.number())
+            index = fields.number()
+            flags = fields.number()
+            session.inflight[packet_id] = Sent(publication, index, packet_id, flags & 3, (flags & 4) != 0, fields.blob())
+        for _ in range(fields.number()):
+            publication = self._publication(fields.number())
+            start = fields.number()
+            count = fields.number()
+            flags = fields.number()
+            _append(session, Pending(publication, start, count, flags & 3, (flags & 4) != 0, fields.blob()))
+        session.received_ids = set(_ids(fields.blob()))
+
+    def _publication(self, key: int) -> Publication:
+        publication = self._publications.get(key)
+        if publication is None:
+            raise ValueError("a publication is named that was not stored")
+        return publication
+
+
+def _append(session: Session, pending: Pending) -> None:
+    queue = session.queue
+    if queue is None:
+        queue = deque()
+        session.queue = queue
+    queue.append(pending)
+    session.queued_messages += pending.count
+    session.queued_bytes += pending.count * pending.publication.stride
+
+
+def _ids(packet_ids: bytes) -> list[int]:
+    if len(packet_ids) % 2:
+        raise ValueError("half a packet identifier")
+    return [(packet_ids[at] << 8) | packet_ids[at + 1] for at in range(0, len(packet_ids), 2)]
+
+
+class Snapshot:
+    """All durable state of an engine as records, a piece at a time. Making one begins a new journal generation."""
+
+    def __init__(self, engine: Engine) -> None:
+        engine.effects.generation += 1
+        self._engine = engine
+        self._sessions = [session.number for session in engine.sessions.by_client.values() if session.durable]
+        self._topics = [message.topic for message in engine.retained.all()]
+
+    def step(self, max_bytes: int) -> list[bytes]:
+        """The next records, somewhat more than ``max_bytes`` of them at the most; none when all is written."""
+        found: list[bytes] = []
+        size = 0
+        effects = self._engine.effects
+        while size < max_bytes and (self._sessions or self._topics):
+            before = len(found)
+            if self._sessions:
+                session = self._engine.sessions.by_number.get(self._sessions.pop())
+                if session is not None and session.durable:
+                    self._describe(session, found)
+            else:
+                message = self._engine.retained.get(self._topics.pop())
+                if message is not None:
+                    found.append(records.retained(message, effects.wall_offset))
+            for record in found[before:]:
+                size += len(record)
+        return found
+
+    def _describe(self, session: Session, found: list[bytes]) -> None:
+        effects = self._engine.effects
+        publications = [sent.publication for sent in session.inflight.values() if sent is not RELEASED]
+        if session.queue is not None:
+            publications.extend([pending.publication for pending in session.queue])
+        for publication in publications:
+            if publication.journal_generation != effects.generation:
+                found.append(records.stored(publication, effects))
+        found.append(records.session(session, effects.wall_offset, True))
+        found.append(records.state(session))
