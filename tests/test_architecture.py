@@ -68,6 +68,7 @@ TABLE: dict[str, Row] = {
     "emulation": Row(third_party=DECLARED),
     "experiments": Row(BELOW_CLI - {"experiments"}, DECLARED),
     "cli": Row(BELOW_CLI, DECLARED),
+    "__main__": Row(frozenset({"cli"})),
 }
 
 IMPURE_MODULES = frozenset(
@@ -252,6 +253,7 @@ BREACHES = [
     ("experiments.canal", "import nearcast.cli", "experiments may not import nearcast.cli"),
     ("broker.server", "import os\nhome = os.environ['HOME']", "only cli reads the environment"),
     ("client.session", "from os import getenv", "only cli reads the environment"),
+    ("__main__", "import nearcast.broker", "__main__ may not import nearcast.broker"),
     ("utilities.text", "", "'utilities' is not in the import table"),
 ]
 
