@@ -286,15 +286,12 @@ class Persistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     together), which survives power loss on hardware that honours flushes, and adds a disk flush to the latency of QoS 1
     and 2."""
 
-    segment_bytes: int = 67_108_864
-    """Size at which a journal file is closed and a new one begun. Small segments are reclaimed sooner and cost more files."""
-
-    snapshot_bytes: int = 268_435_456
-    """Journal written since the last snapshot at which a new one is made. Too low writes snapshots all the time; too high
-    makes a restart replay more and keeps more on disk."""
+    snapshot_bytes: int = 67_108_864
+    """Bytes of journal after which the state is written anew into a fresh file and the old one removed; at least twice the
+    state's own size is always waited for. Too low copies the state all the time; too high makes a restart replay more and
+    keeps more on disk."""
 
     def __post_init__(self) -> None:
-        _require(self.segment_bytes >= 65_536, "segment_bytes", "must be at least 65,536")
         _require(self.snapshot_bytes >= 65_536, "snapshot_bytes", "must be at least 65,536")
 
 
