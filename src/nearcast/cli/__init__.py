@@ -1,0 +1,1 @@
+"""The ``nearcast`` command: the only place that reads the environment and composes the rest."""
