@@ -14,33 +14,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
+from nearcast.broker.journal import Journal
 from nearcast.broker.transports import ClientTransport
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.engine import Engine
 
 
-class Journal(Protocol):
-    """What the driver needs of a journal."""
-
-    @property
-    def needs_sync(self) -> bool:
-        """Whether held output waits for :meth:`sync` (``fsync``), or only for :meth:`append` (``os``)."""
-
-    def append(self, records: list[bytes]) -> None:
-        """Write records to the kernel; raises :class:`StorageUnavailable`."""
-
-    async def sync(self) -> None:
-        """Return once everything appended before the call is on the disk; raises :class:`StorageUnavailable`."""
-
-
 class Outbox:
-    """Carries out what the engine decided."""
+    """Carries out what the engine decided. ``journal`` is set while there is one."""
 
-    def __init__(self, engine: Engine, journal: Journal | None, on_failure: Callable[[StorageUnavailable], None]) -> None:
+    def __init__(self, engine: Engine, on_failure: Callable[[StorageUnavailable], None]) -> None:
         self._engine = engine
-        self._journal = journal
+        self.journal: Journal | None = None
         self._on_failure = on_failure
         self._held: list[tuple[ClientTransport, list[bytes]]] = []
         self._syncing: asyncio.Task[None] | None = None
@@ -49,7 +36,7 @@ class Outbox:
     def flush(self) -> None:
         """Persist and send whatever is pending. Called after every call into the engine."""
         engine = self._engine
-        journal = self._journal
+        journal = self.journal
         if journal is not None:
             self._commit(journal)
             return
@@ -74,7 +61,6 @@ class Outbox:
             except StorageUnavailable as error:
                 self._fail(error)
                 return
-        needs_sync = journal.needs_sync
         for connection in engine.ready():
             if connection.congested and not connection.closing:
                 continue
@@ -84,7 +70,7 @@ class Outbox:
                 handle.send(chunks)
             held = connection.take_held()
             if held:
-                if needs_sync:
+                if handle.held_batches or (journal.needs_sync and journal.unsynced):
                     self._held.append((handle, held))
                     handle.held_batches += 1
                 else:

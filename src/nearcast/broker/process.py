@@ -24,8 +24,9 @@ from nearcast.broker.access_rules import load_access_list
 from nearcast.broker.admission import ConnectRate, is_loopback
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.certificates import server_context
+from nearcast.broker.journal import Journal
 from nearcast.broker.listeners import BoundListener, bind_tcp
-from nearcast.broker.output import Journal, Outbox
+from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
 from nearcast.broker.rates import Rates
 from nearcast.broker.scram import METHOD as SCRAM
@@ -59,7 +60,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 class Broker:
     """One broker. ``start`` and ``stop`` for embedding; ``serve`` adds signals and returns when told to stop.
 
-    ``reload_config`` gives the configuration anew at SIGHUP. A ``journal`` that is handed in is written to, not opened here.
+    ``reload_config`` gives the configuration anew at SIGHUP.
     """
 
     def __init__(
@@ -68,7 +69,6 @@ class Broker:
         *,
         clock: Clock | None = None,
         rng: random.Random | None = None,
-        journal: Journal | None = None,
         reload_config: Callable[[], BrokerConfig] | None = None,
     ) -> None:
         self.config = config
@@ -88,7 +88,8 @@ class Broker:
             rng if rng is not None else random.Random(secrets.randbits(128)),
             wall_offset,
         )
-        self._outbox = Outbox(self.engine, journal, self._storage_failed)
+        self._journal: Journal | None = None
+        self._outbox = Outbox(self.engine, self._storage_failed)
         self.flush = self._outbox.flush
         self._connect_rate = _connect_rate(config.security, self._clock)
         self.rates = Rates(config.observability.top_n)
@@ -122,6 +123,7 @@ class Broker:
         self._max_connections = _bounded_connections(self.config.limits.max_connections)
         self._started_at = self.monotonic()
         try:
+            self._open_journal()
             for listener_config in self.config.listeners:
                 listener = BoundListener(self, listener_config)
                 self.listeners.append(listener)
@@ -131,6 +133,7 @@ class Broker:
             for listener in self.listeners:
                 await listener.start()
         except BaseException:
+            self._close_journal()
             await self._close_listeners()
             if self._http is not None:
                 await self._http.stop()
@@ -180,6 +183,7 @@ class Broker:
         if self._http is not None:
             await self._http.stop()
         self._authenticator.close()
+        self._close_journal()
         self.events.summarize()
         logs.event(logging.INFO, "stopped")
 
@@ -329,6 +333,47 @@ class Broker:
                 self.announce(handle, connection)
             self.flush()
 
+    # --- the journal ----------------------------------------------------------------------------------------------------
+
+    def _open_journal(self) -> None:
+        """Recover what the data directory holds, before any client can come in."""
+        persistence = self.config.persistence
+        if persistence.directory is None:
+            return
+        journal = Journal.open(
+            persistence.directory,
+            self.engine,
+            self.monotonic(),
+            fsync=persistence.sync == "fsync",
+            snapshot_bytes=persistence.snapshot_bytes,
+        )
+        self._journal = journal
+        self._outbox.journal = journal
+        for damage in journal.damage:
+            logs.event(
+                logging.ERROR,
+                "the journal is damaged; what precedes the damage was recovered, the file was kept as *.damaged",
+                path=damage.path,
+                offset=damage.offset,
+                reason=str(damage),
+            )
+        stats = self.engine.stats
+        logs.event(
+            logging.INFO,
+            "state recovered",
+            directory=persistence.directory,
+            sessions=stats.sessions,
+            queued=stats.queued_messages,
+            inflight=stats.inflight_messages,
+            retained=stats.retained_messages,
+        )
+
+    def _close_journal(self) -> None:
+        journal, self._journal = self._journal, None
+        self._outbox.journal = None
+        if journal is not None:
+            journal.close()
+
     # --- trouble --------------------------------------------------------------------------------------------------------
 
     def _storage_failed(self, error: StorageUnavailable) -> None:
@@ -458,7 +503,7 @@ def _bounded_connections(wanted: int) -> int:
             pass
     if soft != resource.RLIM_INFINITY and soft < needed:
         possible = max(1, soft - SPARE_DESCRIPTORS)
-        logs.event(logging.INFO, "fewer descriptors than max_connections", descriptors=soft, max_connections=possible)
+        logs.event(logging.DEBUG, "fewer descriptors than max_connections", descriptors=soft, max_connections=possible)
         return possible
     return wanted
 

@@ -24,7 +24,7 @@ from nearcast.config import EngineSettings, Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Authenticator, Authorizer, Peer, Verdict
-from nearcast.mqtt.codec import decode, encode
+from nearcast.mqtt.codec import REASON_CODES, decode, encode
 from nearcast.mqtt.connection import AUTHENTICATING, AWAITING_CONNECT, CLOSED, CONNECTED, Connection
 from nearcast.mqtt.decoding import claimed_version
 from nearcast.mqtt.effects import Effects
@@ -52,6 +52,7 @@ from nearcast.mqtt.session import Session
 from nearcast.mqtt.sessions import Sessions
 from nearcast.mqtt.subscriptions import SubscriptionTree
 from nearcast.mqtt.timers import Timers
+from nearcast.mqtt.wire import CONNACK, DISCONNECT
 
 _PINGRESP = b"\xd0\x00"
 _CONNACK_WRONG_VERSION = b"\x20\x02\x00\x01"
@@ -406,7 +407,8 @@ class Engine:
             if error.reason_code == reasons.UNSUPPORTED_PROTOCOL_VERSION:
                 connection.push(_CONNACK_WRONG_VERSION)
             elif connection.version == MQTT_5:
-                connection.push(encode(ConnAck(error.reason_code, False, properties), MQTT_5))
+                sayable = error.reason_code if error.reason_code in REASON_CODES[CONNACK] else reasons.UNSPECIFIED_ERROR
+                connection.push(encode(ConnAck(sayable, False, properties), MQTT_5))
             connection.close_reason = error.message
             self._end(connection, False, now)
             connection.closing = True
@@ -420,7 +422,8 @@ class Engine:
         if connection.state == CLOSED:
             return
         if connection.state == CONNECTED and connection.version == MQTT_5:
-            connection.push(encode(Disconnect(reason_code, properties), MQTT_5))
+            sayable = reason_code if reason_code in REASON_CODES[DISCONNECT] else reasons.UNSPECIFIED_ERROR
+            connection.push(encode(Disconnect(sayable, properties), MQTT_5))
         if not connection.close_reason:
             connection.close_reason = reasons.name(reason_code)
         self._end(connection, False, now)
