@@ -25,7 +25,8 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 def event(level: int, message: str, /, **fields: object) -> None:
     """Log one event with its facts. Never pass a password, a payload or authentication data."""
     if logger.isEnabledFor(level):
-        logger.log(level, message, extra={"fields": fields})
+        known = {key: value for key, value in fields.items() if value is not None}
+        logger.log(level, message, extra={"fields": known})
 
 
 def _shortened(value: object) -> object:
