@@ -13,7 +13,7 @@ import typer
 
 from nearcast.broker.passwords import MAX_PASSWORD_BYTES, ScramVerifier, ScryptVerifier, store_user, username_fault
 from nearcast.config import BrokerConfig, Listener, load_broker_config
-from nearcast.errors import ConfigError, NearcastError
+from nearcast.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -81,11 +81,6 @@ def _replaced(struct: S, **values: object) -> S:
     return msgspec.convert(plain | given, type(struct))
 
 
-def _fail(error: NearcastError) -> typer.Exit:
-    typer.echo(f"nearcast: {error}", err=True)
-    return typer.Exit(2)
-
-
 def broker(
     config: Annotated[str | None, typer.Option("--config", "-c", help="TOML file; without it, defaults.")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the TCP listener (default 127.0.0.1).")] = None,
@@ -128,16 +123,13 @@ def broker(
         if ready_file is not None:
             _write_whole(Path(ready_file), process.ready_report(running))
 
-    try:
-        effective = effective_config(config, overrides)
-        logs.configure(effective.observability.log_level, effective.observability.log_format)
-        if check:
-            process.Broker(effective)
-            typer.echo("the configuration is good")
-            return
-        exit_code = process.run(effective, lambda: effective_config(config, overrides), announce)
-    except NearcastError as error:
-        raise _fail(error) from error
+    effective = effective_config(config, overrides)
+    logs.configure(effective.observability.log_level, effective.observability.log_format)
+    if check:
+        process.check(effective)
+        typer.echo("the configuration is good")
+        return
+    exit_code = process.run(effective, lambda: effective_config(config, overrides), announce)
     if exit_code:
         raise typer.Exit(exit_code)
 
@@ -162,10 +154,10 @@ def passwd(
     ] = False,
 ) -> None:
     """Add a user to a broker's password file, change a password, or remove a user. Send the broker SIGHUP afterwards."""
+    fault = username_fault(user)
+    if fault:
+        raise ConfigError(fault)
     try:
-        fault = username_fault(user)
-        if fault:
-            raise ConfigError(fault)
         if delete:
             if not Path(file).exists() or not store_user(file, user, None):
                 raise ConfigError(f"there is no user {user}", path=file)
@@ -175,9 +167,7 @@ def passwd(
         verifier = ScramVerifier.create(password) if scram else ScryptVerifier.create(password)
         existed = store_user(file, user, verifier)
     except OSError as error:
-        raise _fail(ConfigError(f"cannot write the password file: {error.strerror}", path=file)) from error
-    except NearcastError as error:
-        raise _fail(error) from error
+        raise ConfigError(f"cannot write the password file: {error.strerror}", path=file) from error
     typer.echo(f"changed the password of {user}" if existed else f"added {user}")
 
 

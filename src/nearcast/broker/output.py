@@ -70,7 +70,9 @@ class Outbox:
                 handle.send(chunks)
             held = connection.take_held()
             if held:
-                if handle.held_batches or (journal.needs_sync and journal.unsynced):
+                # A flush that is under way may be the one this output waits for, if its client could not take it before.
+                unsafe = journal.needs_sync and (journal.unsynced or self._syncing is not None)
+                if handle.held_batches or unsafe:
                     self._held.append((handle, held))
                     handle.held_batches += 1
                 else:

@@ -164,8 +164,10 @@ class Broker:
             if handle.connection is not None:
                 self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
         self.flush()
+        # With a journal that failed, what is held back must not leave, so there is nothing to wait for.
+        patience = self.config.shutdown_timeout_seconds if self._outbox.failed is None else 0.0
         try:
-            async with asyncio.timeout(self.config.shutdown_timeout_seconds):
+            async with asyncio.timeout(patience):
                 await self._outbox.drain()
                 while self.handles:
                     self._empty.clear()
@@ -526,6 +528,14 @@ def ready_report(broker: Broker) -> bytes:
         "http_port": broker.http_port,
     }
     return msgspec.json.encode(report)
+
+
+def check(config: BrokerConfig) -> None:
+    """Raise :class:`~nearcast.errors.ConfigError` for whatever would keep a broker from starting, short of opening sockets."""
+    Broker(config)
+    for listener in config.listeners:
+        if listener.kind in ("tls", "wss"):
+            server_context(listener)
 
 
 def run(config: BrokerConfig, reload_config: Callable[[], BrokerConfig], on_ready: Callable[[Broker], None] | None) -> int:
