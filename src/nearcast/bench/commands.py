@@ -121,7 +121,10 @@ def _print_load(result: LoadResult) -> None:
             f"p99.9 {latency.p999_us:,.0f}, max {latency.max_us:,.0f} ({latency.late_sends} of {latency.count} sent late)"
         )
     if result.cpu_us_per_message is not None:
-        console.print(f"broker: {result.cpu_us_per_message:.2f} µs CPU per message, {result.cpu_share:.2f} cores")
+        console.print(
+            f"broker: {result.cpu_us_per_message:.2f} µs CPU per message, {result.cpu_share:.2f} cores used, "
+            f"{result.wait_share:.2f} wanted but taken by others"
+        )
     if result.latency is None:
         console.print(f"generator idle {result.generator_idle:.0%} of the time")
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nearcast.bench.acks import PublisherAcks
 from nearcast.bench.patterns import Pattern, Plan, make_plan
-from nearcast.bench.process import cpu_seconds
+from nearcast.bench.process import cpu_seconds, waited_seconds
 from nearcast.bench.results import LoadResult, summarise
 from nearcast.bench.traffic import DISCONNECT, PublishBatch, PublishLayout
 from nearcast.bench.verify import ExpectedHeads, GroupTally, MemberChecker, StreamChecker, SubscriberStream
@@ -37,6 +37,8 @@ STALL_SECONDS = 2.0
 """When nothing arrives for so long, what is under way is given up as lost."""
 _MAX_PAUSE_SECONDS = 0.005
 _MIN_PAUSE_SECONDS = 0.000_1
+_SMALL_READ = 64
+"""Messages per ready connection below which deliveries are worth collecting."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -245,11 +247,11 @@ class Load:
         end = start + options.seconds
         quiet_since = begin
         received = 0
-        mark: tuple[float, int, float] | None = None
+        mark: tuple[float, int, tuple[float, float]] | None = None
         now = begin
         while now < end:
             if mark is None and now >= start:
-                mark = (now, received, self._cpu())
+                mark = (now, received, self._usage())
                 self._idle_seconds = 0.0
             under_way = self._pump()
             fresh, ready = self._turn(0.0 if self._spin else 0.01)
@@ -257,7 +259,7 @@ class Load:
             after = time.monotonic()
             if ready:
                 quiet_since = after
-                if fresh < 16 * ready:
+                if fresh < _SMALL_READ * ready:
                     after = self._pause(under_way, received / (after - begin), after)
             else:
                 self._idle_seconds += after - now
@@ -265,18 +267,20 @@ class Load:
                     self._written_off = [publisher.acks.sent for publisher in self._publishers]
                     quiet_since = after
             now = after
-        first_now, first_received, first_cpu = mark or (begin, 0, 0.0)
-        cpu = self._cpu() - first_cpu
+        first_now, first_received, first_usage = mark or (begin, 0, (0.0, 0.0))
+        usage = _difference(self._usage(), first_usage)
         idle = self._idle_seconds
         self._drain()
-        return self._result(now - first_now, received - first_received, cpu, idle / (now - first_now))
+        return self._result(now - first_now, received - first_received, usage, idle / (now - first_now))
 
     def _pause(self, under_way: int, rate: float, now: float) -> float:
         """Let small deliveries collect: at most an eighth of the time that the broker needs for what is under way.
 
+        With QoS a message comes to the generator several times before its exchange is over, and may wait each time.
         A broker that writes packet by packet would otherwise make the generator read packet by packet and tire it out.
         """
-        seconds = min(_MAX_PAUSE_SECONDS, under_way / (8 * rate)) if rate > 0 else 0.0
+        visits = 1 + 2 * self._options.qos
+        seconds = min(_MAX_PAUSE_SECONDS, under_way / (8 * visits * rate)) if rate > 0 else 0.0
         if seconds < _MIN_PAUSE_SECONDS:
             return now
         time.sleep(seconds)
@@ -314,12 +318,12 @@ class Load:
         due = begin
         late = 0
         samples: list[npt.NDArray[np.int64]] = []
-        mark: tuple[int, int, float] | None = None
+        mark: tuple[int, int, tuple[float, float]] | None = None
         clock = time.monotonic_ns
         now = begin
         while now < end:
             if mark is None and now >= start:
-                mark = (now, self._received, self._cpu())
+                mark = (now, self._received, self._usage())
                 samples.clear()
             if now >= due and not wire.blocked and (not options.qos or acks.in_flight < options.window):
                 late += now - due > 1_000_000
@@ -333,20 +337,24 @@ class Load:
                 samples += [arrived - sent.astype(np.int64) for sent in stream.times]
                 stream.times.clear()
             now = clock()
-        first_now, first_received, first_cpu = mark or (begin, 0, 0.0)
-        cpu = self._cpu() - first_cpu
+        first_now, first_received, first_usage = mark or (begin, 0, (0.0, 0.0))
+        usage = _difference(self._usage(), first_usage)
         received = self._received
         self._drain()
         all_samples = np.concatenate(samples) if samples else np.empty(0, dtype=np.int64)
-        result = self._result((now - first_now) / 1e9, received - first_received, cpu, 1.0)
+        result = self._result((now - first_now) / 1e9, received - first_received, usage, 1.0)
         return msgspec.structs.replace(result, latency=summarise(all_samples, late))
 
     # --- results
 
-    def _cpu(self) -> float:
-        return cpu_seconds(self._broker_pid) if self._broker_pid is not None else 0.0
+    def _usage(self) -> tuple[float, float]:
+        """CPU seconds that the broker has used so far, and that it has waited for."""
+        if self._broker_pid is None:
+            return 0.0, 0.0
+        return cpu_seconds(self._broker_pid), waited_seconds(self._broker_pid)
 
-    def _result(self, seconds: float, delivered: int, cpu: float, idle: float) -> LoadResult:
+    def _result(self, seconds: float, delivered: int, usage: tuple[float, float], idle: float) -> LoadResult:
+        cpu, waited = usage
         known = self._broker_pid is not None and delivered > 0
         sent = [publisher.acks.sent for publisher in self._publishers]
         if self._tally is not None:
@@ -375,7 +383,12 @@ class Load:
             generator_idle=idle,
             cpu_us_per_message=cpu / delivered * 1e6 if known else None,
             cpu_share=cpu / seconds if known else None,
+            wait_share=waited / seconds if known else None,
         )
+
+
+def _difference(later: tuple[float, float], earlier: tuple[float, float]) -> tuple[float, float]:
+    return later[0] - earlier[0], later[1] - earlier[1]
 
 
 @contextmanager

@@ -40,6 +40,18 @@ def cpu_seconds(pid: int) -> float:
     return ticks / _TICKS_PER_SECOND
 
 
+def waited_seconds(pid: int) -> float:
+    """Time that threads of the process and its descendants were ready to run and had no core: others' doing, not theirs."""
+    nanoseconds = 0
+    for member in family(pid):
+        for schedule in Path(f"/proc/{member}/task").glob("*/schedstat"):
+            try:
+                nanoseconds += int(schedule.read_text().split()[1])
+            except OSError:
+                continue
+    return nanoseconds / 1e9
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of the process and its descendants."""
     total = 0

@@ -51,6 +51,9 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the broker's processes per delivered message, when its process is known."""
     cpu_share: float | None = None
     """Cores the broker used."""
+    wait_share: float | None = None
+    """Cores the broker wanted and did not get, because others used them. Well above zero says that rates are too low and
+    latencies too high, whatever the broker."""
     latency: Latency | None = None
 
 

@@ -61,6 +61,19 @@ class Checker(Protocol):
     def take(self, publisher: int, sequences: Sequences) -> None:
         """Messages of one publisher, in the order they came."""
 
+    def take_mixed(self, publishers: npt.NDArray[np.uint32], sequences: Sequences) -> None:
+        """Messages of several publishers, in the order they came."""
+
+
+def take_each(checker: Checker, publishers: npt.NDArray[np.uint32], sequences: Sequences) -> None:
+    """Messages of several publishers, given to the checker publisher by publisher."""
+    order = np.argsort(publishers.astype(np.uint16), kind="stable")
+    publishers = publishers[order]
+    sequences = sequences[order]
+    breaks = (np.flatnonzero(publishers[1:] != publishers[:-1]) + 1).tolist()
+    for low, high in zip([0, *breaks], [*breaks, len(order)], strict=True):
+        checker.take(int(publishers[low]), sequences[low:high])
+
 
 class StreamChecker:
     """A subscriber that must get every message of its publishers, in order.
@@ -84,6 +97,17 @@ class StreamChecker:
         breaks = (np.flatnonzero(sequences[1:] != sequences[:-1] + np.uint64(1)) + 1).tolist()
         for low, high in zip([0, *breaks], [*breaks, count], strict=True):
             self._take_contiguous(publisher, int(sequences[low]), int(sequences[high - 1]) + 1)
+
+    def take_mixed(self, publishers: npt.NDArray[np.uint32], sequences: Sequences) -> None:
+        # Sorted by publisher (stable, so each publisher's order stays), message k of a publisher must be its expected + k.
+        order = np.argsort(publishers.astype(np.uint16), kind="stable")
+        grouped = publishers[order]
+        counts = np.bincount(grouped, minlength=len(self._expected))
+        offsets = self._expected - (np.cumsum(counts) - counts)
+        if true_prefix(sequences[order].astype(np.int64) == offsets[grouped] + np.arange(len(order))) == len(order):
+            self._expected += counts
+        else:
+            take_each(self, publishers, sequences)
 
     def _take_contiguous(self, publisher: int, start: int, end: int) -> None:
         expected = int(self._expected[publisher])
@@ -139,6 +163,9 @@ class MemberChecker:
         self.order_violations += int(np.count_nonzero(np.diff(signed, prepend=self._last[publisher]) < 0))
         self._last[publisher] = int(signed.max(initial=self._last[publisher]))
         self._tally.take(publisher, sequences)
+
+    def take_mixed(self, publishers: npt.NDArray[np.uint32], sequences: Sequences) -> None:
+        take_each(self, publishers, sequences)
 
 
 class ExpectedHeads:
@@ -231,12 +258,7 @@ class SubscriberStream:
         if one_publisher:
             self._checker.take(int(publishers[0]), sequences)
         else:
-            order = np.argsort(publishers.astype(np.uint16), kind="stable")
-            publishers = publishers[order]
-            sequences = sequences[order]
-            breaks = (np.flatnonzero(publishers[1:] != publishers[:-1]) + 1).tolist()
-            for low, high in zip([0, *breaks], [*breaks, count], strict=True):
-                self._checker.take(int(publishers[low]), sequences[low:high])
+            self._checker.take_mixed(publishers, sequences)
         self.received += count
         if self._answer:
             self.output += ack_run(self._answer, records["id"])
