@@ -25,8 +25,11 @@ from nearcast.mqtt.engine import Engine
 class Outbox:
     """Carries out what the engine decided. ``journal`` is set while there is one."""
 
-    def __init__(self, engine: Engine, on_failure: Callable[[StorageUnavailable], None]) -> None:
+    def __init__(
+        self, engine: Engine, monotonic: Callable[[], float], on_failure: Callable[[StorageUnavailable], None]
+    ) -> None:
         self._engine = engine
+        self._monotonic = monotonic
         self.journal: Journal | None = None
         self._on_failure = on_failure
         self._held: list[tuple[ClientTransport, list[bytes]]] = []
@@ -40,27 +43,36 @@ class Outbox:
         if journal is not None:
             self._commit(journal)
             return
-        for connection in engine.ready():
-            if connection.congested and not connection.closing:
-                continue
-            handle = cast(ClientTransport, connection.handle)
-            chunks = connection.take()
-            if chunks:
-                handle.send(chunks)
-            if connection.closing:
-                handle.close()
+        ready = engine.ready()
+        while ready:
+            for connection in ready:
+                if connection.congested and not connection.closing:
+                    continue
+                handle = cast(ClientTransport, connection.handle)
+                chunks = connection.take()
+                if chunks:
+                    handle.send(chunks)
+                if connection.closing:
+                    handle.close()
+                elif connection.starved and not connection.congested:
+                    engine.writable(connection, self._monotonic())
+            ready = engine.ready()
 
     def _commit(self, journal: Journal) -> None:
+        while self.failed is None and self._commit_once(journal):
+            pass
+
+    def _commit_once(self, journal: Journal) -> bool:
+        """One round of records and output; returns whether that made room for more."""
         engine = self._engine
-        if self.failed is not None:
-            return
         records = engine.take_records()
         if records:
             try:
                 journal.append(records)
             except StorageUnavailable as error:
                 self._fail(error)
-                return
+                return False
+        again = False
         for connection in engine.ready():
             if connection.congested and not connection.closing:
                 continue
@@ -82,8 +94,12 @@ class Outbox:
                     handle.waits_to_close = True
                 else:
                     handle.close()
+            elif connection.starved and not connection.congested:
+                engine.writable(connection, self._monotonic())
+                again = True
         if self._held and self._syncing is None:
             self._syncing = asyncio.get_running_loop().create_task(self._sync(journal), name="journal-sync")
+        return again
 
     async def _sync(self, journal: Journal) -> None:
         try:

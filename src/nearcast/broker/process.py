@@ -89,7 +89,7 @@ class Broker:
             wall_offset,
         )
         self._journal: Journal | None = None
-        self._outbox = Outbox(self.engine, self._storage_failed)
+        self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
         self.flush = self._outbox.flush
         self._connect_rate = _connect_rate(config.security, self._clock)
         self.rates = Rates(config.observability.top_n)

@@ -47,6 +47,7 @@ class Connection:
         self.needed_bytes = 0
         # Output.
         self.congested = False
+        self.starved = False
         self.closing = False
         self.dirty = False
         self.out: list[bytes] = []
@@ -104,7 +105,13 @@ class Connection:
             self.effects.dirty.append(self)
 
     def has_room(self) -> bool:
-        return self.out_bytes < self.max_output_bytes
+        """Whether more output may be produced now. If not, ``starved`` asks the driver to call ``writable`` when there is."""
+        if self.congested:
+            return False
+        if self.out_bytes < self.max_output_bytes:
+            return True
+        self.starved = True
+        return False
 
     def take(self) -> list[bytes]:
         """The output that may be sent now; the driver owns it from here on."""

@@ -7,7 +7,8 @@ Everything the broker decides is decided here and below; a driver only moves byt
    and close the transport of those that are ``closing``.
 
 A driver whose transport cannot take more sets ``connection.congested``, leaves the output where it is, and calls
-``writable()`` when the transport has drained.
+``writable()`` when the transport has drained. It also calls ``writable()`` after taking the output of a connection that is
+``starved``: more was waiting than the output bound admitted.
 
 The states of a connection::
 
@@ -169,6 +170,7 @@ class Engine:
     def writable(self, connection: Connection, now: float) -> None:
         """The transport drained: there is room again."""
         connection.congested = False
+        connection.starved = False
         connection.touch()
         session = connection.session
         if session is not None and connection.state == CONNECTED:
@@ -200,8 +202,8 @@ class Engine:
             self.router.sweep()
 
     def next_deadline(self) -> float:
-        """When :meth:`tick` is needed next; infinity when nothing waits."""
-        return self.timers.next_deadline()
+        """When :meth:`tick` is needed next."""
+        return min(self.timers.next_deadline(), self._next_sweep)
 
     # --- effects --------------------------------------------------------------------------------------------------------
 

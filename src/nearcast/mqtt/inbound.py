@@ -26,6 +26,8 @@ from nearcast.mqtt.wire import PUBLISH
 
 #: Encoded property sets whose meaning is remembered: most publishers send the same ones again and again.
 MAX_REMEMBERED_PROPERTIES: Final = 4_096
+#: Size of a publication at QoS 1 and 2 beyond which no further packet is added to it.
+MAX_ACKNOWLEDGED_BYTES: Final = 65_536
 #: Topics a connection is known to be allowed to publish to, before the authorizer is asked again.
 MAX_ALLOWED_TOPICS: Final = 1_024
 
@@ -165,7 +167,9 @@ class Inbound:
                 tail_at: i64 = id_at + 2 - position
                 tail_size: i64 = payload_at - id_at - 2
                 tail = data[id_at + 2 : payload_at]
-                while next_at + stride <= end and data[next_at : next_at + lead_size] == lead:
+                # One message that stays unacknowledged keeps its whole publication in memory: bound that.
+                last: i64 = min(int(end), int(position) + MAX_ACKNOWLEDGED_BYTES)
+                while next_at + stride <= last and data[next_at : next_at + lead_size] == lead:
                     if tail_size and data[next_at + tail_at : next_at + tail_at + tail_size] != tail:
                         break
                     next_at += stride

@@ -24,6 +24,9 @@ RETAIN_FLAG: Final = 1
 _HIGH: Final[bytes] = bytes([number >> 8 for number in range(65_536)])
 _LOW: Final[bytes] = bytes(range(256)) * 256
 
+#: Forms remembered per publication. A retained message with an expiry would otherwise gather one for every second it lives.
+MAX_FORMS: Final = 8
+
 _TOPIC_ALIAS: Final = b"\x23"
 _MESSAGE_EXPIRY: Final = b"\x02"
 
@@ -193,6 +196,8 @@ class Publication:
         form = forms.get(key)
         if form is None:
             form = self._encode(flags, identifiers, alias, remaining)
+            if len(forms) >= MAX_FORMS:
+                forms.clear()
             forms[key] = form
         return form
 

@@ -97,7 +97,7 @@ class Session:
         """Take on the messages of a publication at QoS 1 or 2; returns how many of them, from the first on, were accepted."""
         sent = 0
         connection = self.connection
-        if connection is not None and not self.queued_messages and not connection.congested and connection.has_room():
+        if connection is not None and not self.queued_messages and connection.has_room():
             sent = self._send(connection, publication, 0, publication.count, qos, retain, identifiers, now)
         left = publication.count - sent
         if left == 0:
@@ -194,7 +194,7 @@ class Session:
         if connection is None or queue is None or not self.queued_messages:
             return
         stats = self.effects.stats
-        while queue and not connection.congested and connection.has_room():
+        while queue and connection.has_room():
             pending = queue[0]
             publication = pending.publication
             if publication.expired(now):  # [MQTT-3.3.2-5]
