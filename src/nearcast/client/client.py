@@ -40,6 +40,11 @@ STABLE_SECONDS = 5.0
 
 MAX_REFERENCES = 5
 
+#: QoS 1 and 2 publishes in flight. A 3.1.1 broker cannot say how many it takes: Mosquitto 2.0.11 takes 20, completes the
+#: handshake of further QoS 2 messages all the same, and loses them.
+DEFAULT_WINDOW = 1_000
+DEFAULT_WINDOW_3_1_1 = 20
+
 
 class Client:
     """An MQTT client; use it with ``async with``.
@@ -72,7 +77,7 @@ class Client:
         max_queued_messages: int = 1_000,
         receive_maximum: int = 1_000,
         max_packet_bytes: int = 1_048_576,
-        max_inflight: int = 1_000,
+        max_inflight: int | None = None,
         use_topic_aliases: bool = False,
         authentication: Authentication | None = None,
         user_properties: list[tuple[str, str]] | None = None,
@@ -107,7 +112,7 @@ class Client:
             receive_maximum=receive_maximum,
             acknowledge_on_receipt=False,
             max_packet_bytes=max_packet_bytes,
-            max_inflight=max_inflight,
+            max_inflight=max_inflight or (DEFAULT_WINDOW if version == MQTT_5 else DEFAULT_WINDOW_3_1_1),
             use_topic_aliases=use_topic_aliases,
             request_response_information=version == MQTT_5,
             user_properties=user_properties,
