@@ -101,6 +101,10 @@ class Load:
         else:
             self._burst = most = max(1, min(self._window // 4, BATCH_BYTES // layout.packet_bytes))
         self._most = most
+        # Batches of QoS 0 have one size. A rolling buffer of whole batches, longer than the window, keeps all that is under
+        # way, so that subscribers of a single publisher can be checked against the very bytes that were sent.
+        self._rolling = options.qos == 0 and len(plan.topics[0]) == 1 and not plan.group
+        self._kept = (self._window // most + 2) * most if self._rolling else most
 
         self._expected: npt.NDArray[np.int64] = np.full((len(plan.filters), count), _NEVER, dtype=np.int64)
         for subscriber, own in enumerate(plan.sources):
@@ -139,10 +143,14 @@ class Load:
             self._streams[wire.descriptor] = stream
         for number, topics in enumerate(plan.topics):
             peer = open_session(self._address, f"bench-{self._tag}-pub-{number}", options.version)
-            batch = PublishBatch(self._layout, number, topics, self._most)
+            batch = PublishBatch(self._layout, number, topics, self._kept, rolling=self._rolling)
             publisher = _Publisher(lambda acks, peer=peer: self._add(Wire(peer, acks.feed)), batch, options.qos)  # type: ignore[misc]
             self._publishers.append(publisher)
             self._by_descriptor[publisher.wire.descriptor] = publisher
+        if self._rolling and not options.rate:
+            for stream, sources in zip(self._streams.values(), plan.sources, strict=True):
+                if len(sources) == 1:
+                    stream.source = (sources[0], self._publishers[sources[0]].batch)
 
     def _add(self, wire: Wire) -> Wire:
         self._wires[wire.descriptor] = wire
@@ -246,14 +254,16 @@ class Load:
         start = begin + options.warmup_seconds
         end = start + options.seconds
         quiet_since = begin
-        received = 0
+        received = under_way = 0
+        ready = 1
         mark: tuple[float, int, tuple[float, float]] | None = None
         now = begin
         while now < end:
             if mark is None and now >= start:
                 mark = (now, received, self._usage())
                 self._idle_seconds = 0.0
-            under_way = self._pump()
+            if ready:  # windows open only by what arrives
+                under_way = self._pump()
             fresh, ready = self._turn(0.0 if self._spin else 0.01)
             received += fresh
             after = time.monotonic()
@@ -266,6 +276,7 @@ class Load:
                 if after - quiet_since > STALL_SECONDS:
                     self._written_off = [publisher.acks.sent for publisher in self._publishers]
                     quiet_since = after
+                    ready = 1
             now = after
         first_now, first_received, first_usage = mark or (begin, 0, (0.0, 0.0))
         usage = _difference(self._usage(), first_usage)

@@ -160,13 +160,18 @@ class PublishLayout:
 class PublishBatch:
     """One publisher's packets, rebuilt in place for every write.
 
-    The publisher goes through its topics in turn: message n has topic n mod T.
+    The publisher goes through its topics in turn: message n has topic n mod T. With ``rolling``, message n is built at place
+    n mod ``max_packets``, so that the last packets stay to be compared with; batches must then not run over the end.
     """
 
-    def __init__(self, layout: PublishLayout, publisher: int, topics: list[bytes], max_packets: int) -> None:
+    def __init__(
+        self, layout: PublishLayout, publisher: int, topics: list[bytes], max_packets: int, *, rolling: bool = False
+    ) -> None:
         self._layout = layout
+        self._rolling = rolling
         self._buffer = bytearray(b"".join(layout.publish(topics[0], publisher) for _ in range(max_packets)))
         self._bytes = memoryview(self._buffer)
+        self._octets = np.frombuffer(self._buffer, np.uint8)
         self._records = layout.view(self._buffer, 0, max_packets)
         self._steps: Sequences = np.arange(max_packets, dtype=np.uint64)
         self._topics: npt.NDArray[np.uint8] | None = None
@@ -178,12 +183,31 @@ class PublishBatch:
 
     def build(self, first_sequence: int, count: int, time_ns: int) -> memoryview:
         """The packets ``first_sequence`` .. + ``count``; valid until the next call."""
-        records = self._records[:count]
+        place = first_sequence % self.max_packets if self._rolling else 0
+        if place + count > self.max_packets:
+            raise ValueError("a batch that runs over the end of its buffer")
+        records = self._records[place : place + count]
         sequences = self._steps[:count] + np.uint64(first_sequence)
         records["sequence"] = sequences
         records["time"] = time_ns
         if self._layout.qos:
             records["id"] = sequences % np.uint64(PACKET_IDS) + np.uint64(1)
         if self._topics is not None:
-            self._topic_columns[:count] = self._topics[sequences % np.uint64(len(self._topics))]
-        return self._bytes[: count * self._layout.packet_bytes]
+            self._topic_columns[place : place + count] = self._topics[sequences % np.uint64(len(self._topics))]
+        size = self._layout.packet_bytes
+        return self._bytes[place * size : (place + count) * size]
+
+    def holds(self, first_sequence: int, buffer: bytearray, position: int, count: int) -> int:
+        """How many of ``count`` packets in ``buffer`` are, byte for byte, the ones built from ``first_sequence`` on.
+
+        All that lie before the end of the rolling buffer, or none.
+        """
+        place = first_sequence % self.max_packets
+        count = min(count, self.max_packets - place)
+        # Older or newer packets may stand there; equal bytes of those would be equal to the wrong thing.
+        sequences = self._records["sequence"]
+        if int(sequences[place]) != first_sequence or int(sequences[place + count - 1]) != first_sequence + count - 1:
+            return 0
+        size = self._layout.packet_bytes
+        built = self._octets[place * size : (place + count) * size]
+        return count if bool((built == np.frombuffer(buffer, np.uint8, count * size, position)).all()) else 0

@@ -17,6 +17,7 @@ from nearcast.bench.acks import ACK_BYTES, MIN_RUN, PUBACK, PUBCOMP, PUBREC, PUB
 from nearcast.bench.traffic import (
     MAGIC,
     PAYLOAD_HEAD,
+    PublishBatch,
     PublishLayout,
     Records,
     Sequences,
@@ -121,6 +122,14 @@ class StreamChecker:
             gaps.append(expected, start)
         self._expected[publisher] = max(expected, end)
 
+    def following(self, publisher: int) -> int:
+        """The next sequence number of a publisher."""
+        return int(self._expected[publisher])
+
+    def advance(self, publisher: int, count: int) -> None:
+        """The next ``count`` messages of a publisher came, seen to be right by other means."""
+        self._expected[publisher] += count
+
     def lost(self, publisher: int, sent: int) -> int:
         """Messages of ``publisher`` that never came, when it sent ``sent``."""
         return len(self._gaps[publisher]) + max(0, sent - int(self._expected[publisher]))
@@ -130,21 +139,20 @@ class GroupTally:
     """A shared subscription's group: every message goes to exactly one member."""
 
     def __init__(self, publishers: int) -> None:
-        self._seen = [np.zeros(1 << 16, dtype=np.bool_) for _ in range(publishers)]
+        self._seen: npt.NDArray[np.bool_] = np.zeros((publishers, 1 << 16), dtype=np.bool_)
         self.received: npt.NDArray[np.int64] = np.zeros(publishers, dtype=np.int64)
         self.duplicates = 0
 
-    def take(self, publisher: int, sequences: Sequences) -> None:
-        seen = self._seen[publisher]
+    def take(self, publishers: npt.NDArray[np.int64], sequences: npt.NDArray[np.int64]) -> None:
+        """Messages that one member received, no two of them the same."""
         top = int(sequences.max())
-        if top >= len(seen):
-            seen = np.concatenate([seen, np.zeros(max(top + 1 - len(seen), len(seen)), dtype=np.bool_)])
-            self._seen[publisher] = seen
-        distinct = np.unique(sequences)
-        fresh = len(distinct) - int(np.count_nonzero(seen[distinct]))
-        seen[distinct] = True
-        self.duplicates += len(sequences) - fresh
-        self.received[publisher] += fresh
+        capacity = self._seen.shape[1]
+        if top >= capacity:
+            self._seen = np.pad(self._seen, ((0, 0), (0, max(top + 1 - capacity, capacity))))
+        again = self._seen[publishers, sequences]
+        self._seen[publishers, sequences] = True
+        self.duplicates += int(np.count_nonzero(again))
+        self.received += np.bincount(publishers[~again], minlength=len(self.received))
 
     def lost(self, publisher: int, sent: int) -> int:
         return sent - int(self.received[publisher])
@@ -155,17 +163,29 @@ class MemberChecker:
 
     def __init__(self, tally: GroupTally, publishers: int) -> None:
         self._tally = tally
-        self._last = [-1] * publishers
+        self._last: npt.NDArray[np.int64] = np.full(publishers, -1, dtype=np.int64)
         self.order_violations = 0
 
     def take(self, publisher: int, sequences: Sequences) -> None:
-        signed = sequences.astype(np.int64)
-        self.order_violations += int(np.count_nonzero(np.diff(signed, prepend=self._last[publisher]) < 0))
-        self._last[publisher] = int(signed.max(initial=self._last[publisher]))
-        self._tally.take(publisher, sequences)
+        self.take_mixed(np.full(len(sequences), publisher, dtype=np.uint32), sequences)
 
     def take_mixed(self, publishers: npt.NDArray[np.uint32], sequences: Sequences) -> None:
-        take_each(self, publishers, sequences)
+        order = np.argsort(publishers.astype(np.uint16), kind="stable")
+        grouped = publishers[order].astype(np.int64)
+        numbers = sequences[order].astype(np.int64)
+        previous = np.empty_like(numbers)
+        previous[1:] = numbers[:-1]
+        starts = np.flatnonzero(np.diff(grouped, prepend=-1))
+        previous[starts] = self._last[grouped[starts]]
+        if true_prefix(numbers > previous) == len(numbers):  # growing, so no two are the same
+            self._last[grouped] = numbers  # of several values for one place the last stays
+            self._tally.take(grouped, numbers)
+            return
+        for publisher, number in zip(grouped.tolist(), numbers.tolist(), strict=True):
+            last = int(self._last[publisher])
+            self.order_violations += number < last
+            self._last[publisher] = max(last, number)
+            self._tally.take(np.array([publisher]), np.array([number]))
 
 
 class ExpectedHeads:
@@ -216,6 +236,8 @@ class SubscriberStream:
         self.received = 0
         self.unexpected = 0
         self.disconnected: int | None = None
+        self.source: tuple[int, PublishBatch] | None = None
+        """The only publisher of this stream and its rolling batch: what arrives is then compared with what was sent."""
         self.times: list[npt.NDArray[np.uint64]] | None = None
         """Send times of what arrived, for those who want them."""
 
@@ -223,6 +245,8 @@ class SubscriberStream:
         """Parse what is complete; returns where the incomplete rest begins."""
         layout = self._layout
         size = layout.packet_bytes
+        if self.source is not None:
+            position = self._take_identical(buffer, position, end)
         regular = layout.first_byte
         while position < end:
             first_byte = buffer[position]
@@ -246,6 +270,21 @@ class SubscriberStream:
                 break
             self._take_one(first_byte, bytes(buffer[body:next_position]))
             position = next_position
+        return position
+
+    def _take_identical(self, buffer: bytearray, position: int, end: int) -> int:
+        """Take packets that are byte for byte what the publisher sent next; several times as fast as columns."""
+        if self.source is None or not isinstance(self._checker, StreamChecker):
+            return position
+        publisher, batch = self.source
+        size = self._layout.packet_bytes
+        while (count := (end - position) // size) >= MIN_RUN:
+            count = batch.holds(self._checker.following(publisher), buffer, position, count)
+            if not count:
+                break
+            self._checker.advance(publisher, count)
+            self.received += count
+            position += count * size
         return position
 
     def _take_run(self, records: Records) -> int:
