@@ -131,7 +131,7 @@ class Engine:
             connection.partial_bytes += len(data)
             if connection.partial_bytes < connection.needed_bytes:
                 return
-            if connection.state == AUTHENTICATING and connection.pending_verdict:
+            if connection.pending_verdict:
                 if connection.partial_bytes > self._max_packet_bytes:
                     self._fail(connection, RemoteProtocolError(reasons.QUOTA_EXCEEDED, "too much before CONNACK"), now)
                 return
@@ -266,6 +266,8 @@ class Engine:
                 cursor += 1
                 size |= (byte & 0x7F) << shift
                 if byte < 0x80:
+                    if byte == 0 and shift > 0:  # [MQTT-1.5.5-1]
+                        raise RemoteProtocolError(reasons.MALFORMED_PACKET, "remaining length is longer than needed")
                     complete = True
                     break
                 shift += 7

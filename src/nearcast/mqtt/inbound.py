@@ -148,7 +148,7 @@ class Inbound:
                     body_at: i64 = next_at + 2
                     if size >= 0x80:
                         byte = data[body_at]
-                        if byte >= 0x80:
+                        if byte >= 0x80 or byte == 0:
                             break
                         size = (size & 0x7F) | (byte << 7)
                         body_at += 1

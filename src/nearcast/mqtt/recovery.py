@@ -14,7 +14,7 @@ from nearcast.mqtt import records
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.records import Fields
-from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session
+from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session, packet_ids_of
 from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import parse_shared
 
@@ -71,10 +71,13 @@ class Recovery:
         stats.retained_messages = engine.retained.count
         stats.retained_bytes = engine.retained.bytes
         self._publications.clear()
-        for session in list(engine.sessions.by_client.values()):
+        found = list(engine.sessions.by_client.values())
+        for session in found:
             stats.inflight_messages += len(session.inflight)
             stats.queued_messages += session.queued_messages
             stats.queued_bytes += session.queued_bytes
+        # Only now that everything is counted: wills that are due reach the sessions above.
+        for session in found:
             if session.expires_at or session.will_due_at:
                 if session.expires_at:
                     engine.timers.add(session.expires_at, session)
@@ -85,11 +88,12 @@ class Recovery:
 
     def _know(self, publication: Publication) -> None:
         self._publications[publication.journal_key] = publication
-        effects = self._engine.effects
-        effects.next_journal_key = max(effects.next_journal_key, publication.journal_key + 1)
         self._count_on(publication)
 
     def _count_on(self, publication: Publication) -> None:
+        # A retained message keeps its key, too: the next publication must not get the same one.
+        effects = self._engine.effects
+        effects.next_journal_key = max(effects.next_journal_key, publication.journal_key + 1)
         router = self._engine.router
         router.next_sequence = max(router.next_sequence, publication.sequence + publication.count)
 
@@ -260,7 +264,7 @@ def _append(session: Session, pending: Pending) -> None:
 def _ids(packet_ids: bytes) -> list[int]:
     if len(packet_ids) % 2:
         raise ValueError("half a packet identifier")
-    return [(packet_ids[at] << 8) | packet_ids[at + 1] for at in range(0, len(packet_ids), 2)]
+    return packet_ids_of(packet_ids)
 
 
 class Snapshot:

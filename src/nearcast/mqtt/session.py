@@ -67,6 +67,19 @@ class Pending:
         self.identifiers = identifiers
 
 
+class Unsent:
+    """Identifiers in flight that the present connection was not sent again yet: its window or its room did not admit all."""
+
+    def __init__(self, packet_ids: list[int]) -> None:
+        self.order = deque(packet_ids)
+        self.waiting = set(packet_ids)
+
+    def settle(self, packet_ids: bytes) -> None:
+        """The client has these already, from an earlier connection."""
+        for packet_id in packet_ids_of(packet_ids):
+            self.waiting.discard(packet_id)
+
+
 class Session:
     """See the module. ``number`` is the session's name in the records; ``expiry_seconds`` of 0 ends it with its connection."""
 
@@ -90,6 +103,7 @@ class Session:
         self.max_queued_messages = max_queued_messages
         self.max_queued_bytes = max_queued_bytes
         self.received_ids: set[int] | None = None
+        self.unsent: Unsent | None = None
 
     # --- outbound -------------------------------------------------------------------------------------------------------
 
@@ -97,7 +111,7 @@ class Session:
         """Take on the messages of a publication at QoS 1 or 2; returns how many of them, from the first on, were accepted."""
         sent = 0
         connection = self.connection
-        if connection is not None and not self.queued_messages and connection.has_room():
+        if connection is not None and not self.queued_messages and self.unsent is None and connection.has_room():
             sent = self._send(connection, publication, 0, publication.count, qos, retain, identifiers, now)
         left = publication.count - sent
         if left == 0:
@@ -190,8 +204,12 @@ class Session:
     def drain(self, now: float) -> None:
         """Send what waits in the queue, as far as the window admits."""
         connection = self.connection
+        if connection is None:
+            return
+        if self.unsent is not None and not self._send_again(connection, self.unsent, now):
+            return
         queue = self.queue
-        if connection is None or queue is None or not self.queued_messages:
+        if queue is None or not self.queued_messages:
             return
         stats = self.effects.stats
         while queue and connection.has_room():
@@ -232,7 +250,24 @@ class Session:
         connection = self.connection
         if connection is None:
             return
-        for packet_id, sent in list(self.inflight.items()):
+        self.unsent = Unsent(list(self.inflight)) if self.inflight else None
+        self.drain(now)
+
+    def _send_again(self, connection: Connection, unsent: Unsent, now: float) -> bool:
+        """Send again what is in flight, as far as the connection's window and room admit; returns whether that was all."""
+        inflight = self.inflight
+        waiting = unsent.waiting
+        while unsent.order:
+            packet_id = unsent.order[0]
+            if packet_id not in waiting:
+                unsent.order.popleft()
+                continue
+            sent = inflight[packet_id]
+            # What no longer waits here has been sent and counts against the client's Receive Maximum [MQTT-3.3.4-9].
+            if not connection.has_room() or (sent is not RELEASED and len(inflight) - len(waiting) >= connection.send_maximum):
+                return False
+            unsent.order.popleft()
+            waiting.remove(packet_id)
             if sent is RELEASED:
                 connection.push_held(encode(PubRel(packet_id), connection.version))
                 continue
@@ -245,7 +280,8 @@ class Session:
             index = sent.start + packet_id - sent.first_id
             connection.push_held(form.duplicate(index, packet_id))
             self.effects.stats.resent += 1
-        self.drain(now)
+        self.unsent = None
+        return True
 
     def _forget(self, packet_id: int) -> None:
         del self.inflight[packet_id]
@@ -267,9 +303,11 @@ class Session:
             sent = inflight.pop(packet_id, None)
             if sent is None:
                 continue
-            freed += 1
             if sent.qos != 1:
+                inflight[packet_id] = sent
+                self._freed(freed, packet_ids[: position - 2], now)
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a message that was sent at QoS 2")
+            freed += 1
         self._freed(freed, packet_ids, now)
 
     def complete(self, packet_ids: bytes, now: float) -> None:
@@ -285,6 +323,7 @@ class Session:
             if sent is None:
                 continue
             if sent is not RELEASED:
+                self._freed(freed, packet_ids[: position - 2], now)
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBCOMP for a message that was not released")
             del inflight[packet_id]
             freed += 1
@@ -296,7 +335,9 @@ class Session:
         self.effects.stats.inflight_messages -= count
         if self.durable:
             self.effects.records.append(records.acknowledged(self.number, packet_ids))
-        if self.queued_messages:
+        if self.unsent is not None:
+            self.unsent.settle(packet_ids)
+        if self.queued_messages or self.unsent is not None:
             self.drain(now)
 
     def received(self, packet_ids: bytes) -> None:
@@ -311,17 +352,26 @@ class Session:
         while position < end:
             packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
             sent = inflight.pop(packet_id, None)
-            if sent is not None and sent.qos != 2:
-                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a message that was sent at QoS 1")
             if sent is None:
+                self._release(connection, known)
+                known = []
                 self._release_unknown(connection, packet_id)
+            elif sent.qos != 2:
+                inflight[packet_id] = sent
+                self._release(connection, known)
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a message that was sent at QoS 1")
             else:
                 inflight[packet_id] = RELEASED  # at the end: PUBRELs are sent in the order of PUBRECs [MQTT-4.6.0-4]
                 known.append(packet_ids[position : position + 2])
             position += 2
+        self._release(connection, known)
+
+    def _release(self, connection: Connection, known: list[bytes]) -> None:
         if known:
             if self.durable:
                 self.effects.records.append(records.released(self.number, b"".join(known)))
+            if self.unsent is not None:
+                self.unsent.settle(b"".join(known))
             connection.push_held(b"\x62\x02" + b"\x62\x02".join(known))
 
     def _release_unknown(self, connection: Connection, packet_id: int) -> None:
@@ -332,6 +382,8 @@ class Session:
     def refused(self, packet_id: int, now: float) -> None:
         """PUBACK or PUBREC with an error code: the message is over, whatever became of it [MQTT-4.4.0-2]."""
         if packet_id in self.inflight:
+            if self.unsent is not None:
+                self.unsent.waiting.discard(packet_id)
             self._forget(packet_id)
             self.drain(now)
 
@@ -370,10 +422,20 @@ class Session:
                 held.remove(packet_id)
                 known.append(packet_ids[position : position + 2])
             else:
+                self._completed(connection, known)
+                known = []
                 reason_code = reasons.PACKET_IDENTIFIER_NOT_FOUND if connection.is_v5 else reasons.SUCCESS
                 connection.push_held(encode(PubComp(packet_id, reason_code), connection.version))
             position += 2
+        self._completed(connection, known)
+
+    def _completed(self, connection: Connection, known: list[bytes]) -> None:
         if known:
             if self.durable:
                 self.effects.records.append(records.forgotten(self.number, b"".join(known)))
             connection.push_held(b"\x70\x02" + b"\x70\x02".join(known))
+
+
+def packet_ids_of(packed: bytes) -> list[int]:
+    """Packet identifiers out of their wire form, two bytes each."""
+    return [(packed[at] << 8) | packed[at + 1] for at in range(0, len(packed), 2)]
