@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -37,25 +38,39 @@ def page() -> str:
     for name, table in TABLES.items():
         parts.append(f"## `{table}`\n" if table.startswith("[") else "## Top level\n")
         parts.append(_paragraph(ast.get_docstring(classes[name]) or "") + "\n")
-        parts.extend(_fields(classes[name]))
+        parts.extend(_fields(classes[name], classes))
     return "\n".join(parts)
 
 
-def _fields(struct: ast.ClassDef) -> list[str]:
+def _fields(struct: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[str]:
     found = []
-    for field, text in zip(struct.body, struct.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        if not (isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)):
-            raise SystemExit(f"{struct.name}.{field.target.id} has no paragraph")
+    for field, text in _documented(struct).values():
+        name = ast.unparse(field.target)
+        elsewhere = re.fullmatch(r"As in :class:`(\w+)`\.", text)
+        if elsewhere:
+            text = _documented(classes[elsewhere.group(1)])[name][1]
         kind = ast.unparse(field.annotation).replace("|", "\\|")
         default = "required" if field.value is None else f"default `{ast.unparse(field.value)}`"
-        found.append(f"**`{field.target.id}`** ({kind.replace('Literal', 'one of ')}; {default})")
-        found.append(f": {_paragraph(text.value.value)}\n")
+        found.append(f"**`{name}`** ({kind.replace('Literal', 'one of ')}; {default})")
+        found.append(f": {_paragraph(text)}\n")
+    return found
+
+
+def _documented(struct: ast.ClassDef) -> dict[str, tuple[ast.AnnAssign, str]]:
+    """The fields of a struct, each with the paragraph below it."""
+    found = {}
+    for field, text in zip(struct.body, struct.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign):
+            name = ast.unparse(field.target)
+            if not (isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)):
+                raise SystemExit(f"{struct.name}.{name} has no paragraph")
+            found[name] = (field, text.value.value)
     return found
 
 
 def _paragraph(text: str) -> str:
+    """Docstring markup as Markdown, on one line."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
     return " ".join(text.replace("``", "`").split())
 
 
