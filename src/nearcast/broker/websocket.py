@@ -61,20 +61,18 @@ class WebSocketTransport(ClientTransport):
 
     def data_received(self, data: bytes) -> None:
         frames = self.frames
-        frames.receive_data(data)
+        if frames.state is State.CONNECTING:
+            data = self._handshake(data)
         pieces: list[bytes] = []
-        for item in frames.events_received():
-            if isinstance(item, Request):
-                response = self._answer(item)
-                frames.send_response(response)
-                if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
-                    break
-            elif isinstance(item, Frame):
-                if item.opcode is Opcode.BINARY or item.opcode is Opcode.CONT:
-                    pieces.append(bytes(item.data))
-                elif item.opcode is Opcode.TEXT:
-                    frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames")
-                    break
+        if data:
+            frames.receive_data(data)
+            for item in frames.events_received():
+                if isinstance(item, Frame):
+                    if item.opcode is Opcode.BINARY or item.opcode is Opcode.CONT:
+                        pieces.append(bytes(item.data))
+                    elif item.opcode is Opcode.TEXT:
+                        frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames")
+                        break
         if pieces:
             self.deliver(b"".join(pieces))
         self._write()
@@ -97,6 +95,26 @@ class WebSocketTransport(ClientTransport):
             self.frames.send_close(CloseCode.NORMAL_CLOSURE)
             self._write()
         super().close()
+
+    def _handshake(self, data: bytes) -> bytes:
+        """Read the request, line by line, and answer it; returns what came after it, which is nothing after a refusal.
+
+        The library would go on to read frames behind a request that has not been answered, and answer those first.
+        """
+        frames = self.frames
+        position = 0
+        while position < len(data):
+            end = data.find(b"\n", position) + 1 or len(data)
+            frames.receive_data(data[position:end])
+            position = end
+            for item in frames.events_received():
+                if isinstance(item, Request):
+                    response = self._answer(item)
+                    frames.send_response(response)
+                    return data[position:] if response.status_code == http.HTTPStatus.SWITCHING_PROTOCOLS else b""
+            if frames.eof_sent:
+                break
+        return b""
 
     def _answer(self, request: Request) -> Response:
         config = self.listener.config

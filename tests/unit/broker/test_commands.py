@@ -1,0 +1,111 @@
+"""``nearcast broker`` and ``nearcast passwd``: options over the file, and the file that passwd writes."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from nearcast.broker.commands import Overrides, effective_config, register
+from nearcast.broker.passwords import load_passwords
+from nearcast.config import BrokerConfig
+from nearcast.errors import ConfigError
+
+APP = typer.Typer()
+register(APP)
+
+
+def test_without_options_the_defaults_hold() -> None:
+    assert effective_config(None, Overrides()) == BrokerConfig()
+
+
+def test_options_stand_above_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[[listeners]]\nkind = "unix"\npath = "s"\n[[listeners]]\nport = 1\nbacklog = 7\n', encoding="utf-8")
+    config = effective_config(
+        str(path), Overrides(port=2, data="d", sync="os", http_port=0, log_level="debug", allow_anonymous=False)
+    )
+    assert [listener.kind for listener in config.listeners] == ["unix", "tcp"]
+    assert (config.listeners[1].port, config.listeners[1].backlog) == (2, 7)
+    assert (config.persistence.directory, config.persistence.sync) == ("d", "os")
+    assert (config.observability.http_port, config.observability.log_level) == (0, "debug")
+    assert config.security.allow_anonymous is False
+
+
+def test_a_port_adds_a_tcp_listener_where_there_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[[listeners]]\nkind = "unix"\npath = "s"\n', encoding="utf-8")
+    config = effective_config(str(path), Overrides(host="::1"))
+    assert config.listeners[0].name == "tcp:[::1]:1883"
+    assert len(config.listeners) == 2
+
+
+@pytest.mark.parametrize("overrides", [Overrides(sync="never"), Overrides(log_level="loud"), Overrides(port=99_999)])
+def test_bad_options_are_refused(overrides: Overrides) -> None:
+    with pytest.raises(ConfigError):
+        effective_config(None, overrides)
+
+
+def test_check_only_checks(tmp_path: Path) -> None:
+    result = CliRunner().invoke(APP, ["broker", "--check"])
+    assert result.exit_code == 0
+    assert "good" in result.output
+    result = CliRunner().invoke(APP, ["broker", "--check", "--acl-file", str(tmp_path / "none")])
+    assert isinstance(result.exception, ConfigError)
+
+
+def passwd(path: Path, *arguments: str, password: str = "") -> str:
+    result = CliRunner().invoke(APP, ["passwd", str(path), *arguments], input=password)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_passwd_adds_changes_and_deletes(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    assert "added ann" in passwd(path, "ann", "--password-stdin", password="one\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "one" not in path.read_text(encoding="utf-8")
+    assert load_passwords(str(path)).verify("ann", b"one")
+    assert "changed" in passwd(path, "ann", "--password-stdin", password="two\r\n")
+    assert load_passwords(str(path)).verify("ann", b"two")
+    assert "removed" in passwd(path, "ann", "--delete")
+    assert len(load_passwords(str(path))) == 0
+
+
+def test_passwd_asks_twice_without_showing(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    output = passwd(path, "ann", password="secret\nsecret\n")
+    assert "secret" not in output
+    assert load_passwords(str(path)).verify("ann", b"secret")
+
+
+def test_passwd_can_keep_scram_keys(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    passwd(path, "ann", "--scram", "--password-stdin", password="one\n")
+    assert ":$scram-sha-256$" in path.read_text(encoding="utf-8")
+    assert load_passwords(str(path)).verify("ann", b"one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "password", "says"),
+    [
+        (["a:b", "--password-stdin"], "x\n", "must not contain"),
+        (["ann", "--password-stdin"], "\n", "must not be empty"),
+        (["ann", "--password-stdin"], "x" * 65_536, "at most 65,535 bytes"),
+        (["ann", "--delete"], "", "there is no user ann"),
+    ],
+)
+def test_passwd_refusals(tmp_path: Path, arguments: list[str], password: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        passwd(tmp_path / "passwords", *arguments, password=password)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_passwd_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write the password file"):
+        passwd(tmp_path / "no" / "such" / "passwords", "ann", "--password-stdin", password="x\n")
