@@ -23,7 +23,7 @@ from nearcast.bench.comparison import compare as run_comparison
 from nearcast.bench.loop import LoadOptions, run_load
 from nearcast.bench.patterns import Pattern
 from nearcast.bench.process import core_split, on_cores
-from nearcast.bench.report import make_rows, make_table, to_summary
+from nearcast.bench.report import make_notes, make_rows, make_table, to_summary
 from nearcast.bench.results import LoadResult
 from nearcast.bench.wire import parse_url
 from nearcast.errors import ConfigError, NearcastError
@@ -166,6 +166,8 @@ def compare(
             console.print(f"[yellow]skipped:[/] {failure}")
         rows = make_rows(comparison, scenarios)
         console.print(make_table(rows, console.width))
+        for note in make_notes(comparison):
+            console.print(f"[yellow]note:[/] {note}")
         facts = ", ".join(f"{name} {version}" for name, version in comparison.brokers.items())
         console.print(f"{facts}; {comparison.machine['cpu']}, {comparison.machine['cores']} cores", style="dim")
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from nearcast.bench.brokers import Broker, BrokerNotStarted
+from nearcast.bench.patterns import Pattern
 from nearcast.bench.process import core_split, machine, on_cores, raise_file_limit
 from nearcast.bench.scenarios import SCENARIOS, WINDOW, Sample, Scenario, measure
 from nearcast.errors import ConfigError, NearcastError
@@ -55,6 +56,8 @@ def choose_scenarios(patterns: list[str]) -> list[Scenario]:
 
 
 def takes_part(broker: Broker, scenario: Scenario) -> bool:
+    if scenario.load is not None and scenario.load.pattern is Pattern.SHARED_SUBSCRIPTION and not broker.mqtt5:
+        return False
     return scenario.durable or not broker.persistent
 
 
@@ -88,7 +91,7 @@ def compare(
                         continue
                     try:
                         with broker.running(broker_cores, WINDOW) as running:
-                            sample = measure(scenario, running, seconds)
+                            sample = measure(scenario, running, seconds, mqtt5=broker.mqtt5)
                     except BrokerNotStarted as error:
                         broken.add(broker.name)  # it will not start the next time either
                         result.failures.append(str(error))

@@ -140,6 +140,24 @@ def _curve_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
     return rows
 
 
+def make_notes(comparison: Comparison) -> list[str]:
+    """What a reader must know before believing the table."""
+    notes = []
+    waits = [each.sample.wait_share for each in comparison.measurements if each.sample.wait_share is not None]
+    if waits and median(waits) > _BUSY_SHARE:
+        notes.append(f"other processes took {median(waits):.0%} of a core from the brokers: trust ratios and CPU, not rates")
+    for scenario in dict.fromkeys(each.scenario for each in comparison.measurements):
+        for broker in comparison.brokers:
+            idle = _median([each.generator_idle for each in comparison.samples(scenario, broker)])
+            if idle is not None and idle < _TIRED_SHARE:
+                notes.append(
+                    f"{scenario}: the generator was busy all the time against {broker}, which may be faster than shown"
+                )
+    return notes
+
+
+_BUSY_SHARE = 0.05
+_TIRED_SHARE = 0.05
 _STYLES = {"goal": "bold green", "bar": "green", "below": "bold red", "wrong": "bold red", "": ""}
 _WORDS = {"goal": "goal met", "bar": "bar met", "below": "below bar", "wrong": "wrong", "": ""}
 

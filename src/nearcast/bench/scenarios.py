@@ -72,6 +72,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     order_violations: int = 0
     unexpected: int = 0
     generator_idle: float | None = None
+    wait_share: float | None = None
+    """Cores the broker wanted and others had."""
     raw: dict[str, Any]
 
 
@@ -204,14 +206,15 @@ def _from_load(result: LoadResult) -> Sample:
         order_violations=result.order_violations,
         unexpected=result.unexpected + result.refused,
         generator_idle=result.generator_idle,
+        wait_share=result.wait_share,
         raw=msgspec.to_builtins(result),
     )
 
 
-def measure(scenario: Scenario, broker: RunningBroker, seconds: float) -> Sample:
+def measure(scenario: Scenario, broker: RunningBroker, seconds: float, *, mqtt5: bool = True) -> Sample:
     """One measurement; ``seconds`` is the measured interval of a load."""
     if scenario.load is not None:
-        options = msgspec.structs.replace(scenario.load, seconds=seconds)
+        options = msgspec.structs.replace(scenario.load, seconds=seconds, version=scenario.load.version if mqtt5 else 4)
         return _from_load(run_load(broker.address, options, broker_pid=broker.pid))
     if scenario.subscriptions:
         return _measure_curve(scenario.subscriptions, broker, seconds)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from nearcast.bench.comparison import Comparison, Measurement, choose_scenarios, to_json
-from nearcast.bench.report import Row, make_rows, make_table, to_summary
+from nearcast.bench.report import Row, make_notes, make_rows, make_table, to_summary
 from nearcast.bench.results import summarise
 from nearcast.bench.scenarios import SCENARIOS, Sample
 from nearcast.errors import ConfigError
@@ -77,6 +77,16 @@ def test_growth_of_the_subscription_curve() -> None:
     rows = make_rows(comparison, choose_scenarios(["subscriptions-*"]))
     assert rows[-1].scenario == "subscriptions-growth"
     assert (rows[-1].value, rows[-1].verdict) == (2.0, "below")
+
+
+def test_notes_say_what_spoils_the_figures() -> None:
+    comparison = comparison_of("qos0-pairs", "messages_per_second", {"mosquitto": [10.0], "nearcast": [77.0]})
+    assert make_notes(comparison) == []
+    spoiled = Sample(figures={"messages_per_second": 77.0}, generator_idle=0.01, wait_share=0.4, raw={})
+    comparison.measurements = [Measurement(scenario="qos0-pairs", broker="nearcast", round=1, sample=spoiled)]
+    busy, tired = make_notes(comparison)
+    assert "40% of a core" in busy
+    assert "qos0-pairs: the generator was busy all the time against nearcast" in tired
 
 
 @pytest.mark.parametrize("columns", [80, 130])

@@ -59,6 +59,26 @@ def test_a_batch_goes_through_its_topics_in_turn() -> None:
     assert bytes(batch.build(11, 20, 5)) == expected
 
 
+def test_a_rolling_batch_keeps_what_was_sent() -> None:
+    layout = PublishLayout(len(TOPIC), 100, 0, 4)
+    batch = PublishBatch(layout, 7, [TOPIC], 30, rolling=True)
+    sent = b"".join(bytes(batch.build(first, 10, first)) for first in range(0, 50, 10))
+    size = layout.packet_bytes
+    assert sent == b"".join(layout.publish(TOPIC, 7, number, number // 10 * 10) for number in range(50))
+
+    received = bytearray(b"xyz" + sent[20 * size :])
+    assert batch.holds(20, received, 3, 10) == 10
+    assert batch.holds(20, received, 3, 30) == 10  # up to the end of the buffer
+    assert batch.holds(30, received, 3 + 10 * size, 20) == 20
+    assert batch.holds(10, bytearray(sent[10 * size :]), 0, 5) == 0  # overwritten since
+    assert batch.holds(40, received, 3 + 10 * size, 10) == 0  # right bytes, wrong place
+    received[3 + 25 * size + size - 1] ^= 1
+    assert batch.holds(30, received, 3 + 10 * size, 15) == 15
+    assert batch.holds(30, received, 3 + 10 * size, 16) == 0
+    with pytest.raises(ValueError, match="over the end"):
+        batch.build(55, 10, 0)
+
+
 def test_a_payload_without_room_for_its_header_is_refused() -> None:
     with pytest.raises(ConfigError, match=str(MIN_PAYLOAD_BYTES)):
         PublishLayout(3, 23, 0, 4)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from nearcast.bench.acks import PUBACK, PUBCOMP, PUBREC, PUBREL, one_ack
-from nearcast.bench.traffic import PublishLayout
+from nearcast.bench.traffic import PublishBatch, PublishLayout
 from nearcast.bench.verify import ExpectedHeads, Gaps, GroupTally, MemberChecker, StreamChecker, SubscriberStream
 
 TOPICS = [[b"t/%03d/v" % number] for number in range(3)]
@@ -72,6 +72,27 @@ def test_a_regular_stream(qos: int, version: int, how: str) -> None:
     answer = {0: 0, 1: PUBACK, 2: PUBREC}[qos]
     acks = b"".join(one_ack(answer, number + 1) for number in range(300)) if qos else b""
     assert bytes(subscriber.stream.output) == acks
+
+
+@pytest.mark.parametrize("how", FEEDS)
+@pytest.mark.parametrize(
+    ("sequences", "counts"),
+    [
+        ([*range(100)], (100, 0, 0, 0, 0)),
+        ([*range(50), *range(60, 100)], (90, 10, 0, 0, 0)),
+        ([*range(50), *range(40, 100)], (110, 0, 10, 0, 0)),
+        ([*range(50), 51, 50, *range(52, 100)], (100, 0, 0, 1, 0)),
+    ],
+)
+def test_comparing_with_the_bytes_sent_counts_the_same(
+    sequences: list[int], counts: tuple[int, int, int, int, int], how: str
+) -> None:
+    subscriber = Subscriber()
+    batch = PublishBatch(subscriber.layout, 1, TOPICS[1], 120, rolling=True)
+    batch.build(0, 100, 1)
+    subscriber.stream.source = (1, batch)
+    feed_as(subscriber, subscriber.packets(1, sequences), how)
+    assert subscriber.counts([0, 100, 0]) == counts
 
 
 @pytest.mark.parametrize("how", FEEDS)
@@ -206,6 +227,17 @@ def test_members_of_a_shared_subscription_share_the_messages() -> None:
     other.take(0, as_sequences(1, 3, 200_000))
     assert (tally.duplicates, tally.lost(0, 200_001)) == (0, 199_995)
     assert one.order_violations + other.order_violations == 0
+
+
+def test_members_with_several_publishers() -> None:
+    tally = GroupTally(2)
+    members = [MemberChecker(tally, 2), MemberChecker(tally, 2)]
+    for start in range(0, 1000, 4):
+        for offset, member in enumerate(members):
+            numbers = [start + 2 * offset, start + 2 * offset, start + 2 * offset + 1, start + 2 * offset + 1]
+            member.take_mixed(np.array([0, 1, 1, 0], dtype=np.uint32), as_sequences(*numbers))
+    assert tally.received.tolist() == [1000, 1000]
+    assert tally.duplicates + sum(member.order_violations for member in members) == 0
 
 
 def test_a_message_for_two_members_is_a_duplicate_and_a_step_back_is_disorder() -> None:
