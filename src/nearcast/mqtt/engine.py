@@ -114,8 +114,7 @@ class Engine:
         connection = Connection(self.effects, peer, handle, now, self._max_output_bytes)
         self.stats.connections_opened += 1
         self.stats.connections += 1
-        connection.timer_at = now + self._connect_timeout
-        self.timers.add(connection.timer_at, connection)
+        self.timers.schedule(connection, now + self._connect_timeout, now)
         return connection
 
     def receive(self, connection: Connection, data: bytes, now: float) -> None:
@@ -380,10 +379,14 @@ class Engine:
         connection.touch()
 
     def _wake(self, connection: Connection, now: float) -> None:
-        """A connection's timer ran out: CONNECT time-out or keep-alive, whichever its state has."""
-        if connection.state == CLOSED or now < connection.timer_at:
+        """It is time to look at a connection: CONNECT time-out or keep-alive, whichever its state has."""
+        if connection.state == CLOSED:
             return
         if connection.state != CONNECTED:
+            due = connection.opened_at + self._connect_timeout
+            if now < due:
+                self.timers.schedule(connection, due, now)
+                return
             connection.close_reason = "no CONNECT in time"
             self.stats.connects_refused += 1
             self._end(connection, False, now)
@@ -397,8 +400,7 @@ class Engine:
             self.stats.keep_alive_timeouts += 1
             self.drop(connection, reasons.KEEP_ALIVE_TIMEOUT, now, None)
             return
-        connection.timer_at = due
-        self.timers.add(due, connection)
+        self.timers.schedule(connection, due, now)
 
     def _fail(self, connection: Connection, error: RemoteProtocolError, now: float) -> None:
         """The client broke the protocol: say so where its version can, then close [MQTT-4.13.1-1]."""

@@ -258,9 +258,7 @@ class Handshake:
 
     def _start_keep_alive(self, connection: Connection, now: float) -> None:
         if connection.keep_alive_seconds:
-            due = now + 1.5 * connection.keep_alive_seconds
-            connection.timer_at = due
-            self._timers.add(due, connection)
+            self._timers.schedule(connection, now + 1.5 * connection.keep_alive_seconds, now)
 
     def _refuse(
         self, connection: Connection, reason_code: int, reason: str | None, server_reference: str | None, now: float

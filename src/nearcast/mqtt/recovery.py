@@ -79,10 +79,7 @@ class Recovery:
         # Only now that everything is counted: wills that are due reach the sessions above.
         for session in found:
             if session.expires_at or session.will_due_at:
-                if session.expires_at:
-                    engine.timers.add(session.expires_at, session)
-                if session.will_due_at:
-                    engine.timers.add(session.will_due_at, session)
+                engine.sessions.schedule(session, now)
             elif session.will is not None or session.expiry_seconds != NEVER:
                 engine.sessions.leave(session, False, now)
 

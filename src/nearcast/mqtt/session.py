@@ -91,6 +91,7 @@ class Session:
         self.durable = False
         self.expiry_seconds = 0
         self.expires_at = 0.0
+        self.timer_at = 0.0
         self.subscriptions: dict[str, Subscription] = {}
         self.will: Will | None = None
         self.will_due_at = 0.0

@@ -121,14 +121,20 @@ class Sessions:
                 self.publish_will(session, now)
             else:
                 session.will_due_at = now + delay
-                self._timers.add(session.will_due_at, session)
         if session.expiry_seconds != NEVER:
             session.expires_at = now + session.expiry_seconds
-            self._timers.add(session.expires_at, session)
+        self.schedule(session, now)
         self._remember(session)
 
+    def schedule(self, session: Session, now: float) -> None:
+        """Be woken for the next deadline of a session that has no connection."""
+        if session.will_due_at:
+            self._timers.schedule(session, session.will_due_at, now)
+        if session.expires_at:
+            self._timers.schedule(session, session.expires_at, now)
+
     def wake(self, session: Session, now: float) -> None:
-        """A deadline of the session may have come."""
+        """It is time to look at a session: its will or its end may be due."""
         if session.connection is not None or self.by_client.get(session.client_id) is not session:
             return
         if session.will_due_at and now >= session.will_due_at:
@@ -137,6 +143,8 @@ class Sessions:
         if session.expires_at and now >= session.expires_at:
             self._effects.stats.sessions_expired += 1
             self.end(session, now)
+            return
+        self.schedule(session, now)
 
     def end(self, session: Session, now: float) -> None:
         """Forget the session; a will that still waits is published now [MQTT-3.1.2-8]."""
