@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ class Broker:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        wait_until(self._listening, f"listening of {type(self).__name__} on port {self.port}")
+        for port in self.ports():
+            wait_until(partial(self._listening, port), f"listening of {type(self).__name__} on port {port}")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -69,11 +71,14 @@ class Broker:
         self.stop()
         self.start()
 
-    def _listening(self) -> bool:
+    def ports(self) -> list[int]:
+        return [self.port]
+
+    def _listening(self, port: int) -> bool:
         if self._process is None or self._process.poll() is not None:
             pytest.fail(f"{type(self).__name__} ended: {self.log.read_text(errors='replace')[-2000:]}")
         try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
+            socket.create_connection(("127.0.0.1", port), 1).close()
         except OSError:
             return False
         return True
@@ -87,6 +92,9 @@ class Mosquitto(Broker):
         self._program = require("mosquitto")
         self.websocket_port = free_port()
         self.unix_path = directory / "mosquitto.sock"
+
+    def ports(self) -> list[int]:
+        return [self.port, self.websocket_port]
 
     def command(self) -> list[str]:
         configuration = self.directory / "mosquitto.conf"

@@ -110,6 +110,8 @@ class Client:
             session_expiry_seconds=session_expiry_seconds,
             end_session_on_disconnect=own_session,
             receive_maximum=receive_maximum,
+            # Mosquitto 2.0.11 exceeds it as soon as acknowledgements come in portions; back-pressure holds all the same.
+            enforce_receive_maximum=False,
             acknowledge_on_receipt=False,
             max_packet_bytes=max_packet_bytes,
             max_inflight=max_inflight or (DEFAULT_WINDOW if version == MQTT_5 else DEFAULT_WINDOW_3_1_1),

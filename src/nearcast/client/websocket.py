@@ -19,7 +19,7 @@ from nearcast.client.endpoints import Endpoint
 from nearcast.client.transports import Receiver
 from nearcast.errors import ConnectionClosed
 
-CLOSE_TIMEOUT_SECONDS = 2.0
+CLOSE_TIMEOUT_SECONDS = 0.5
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -55,7 +55,9 @@ class WebSocketProtocol(asyncio.Protocol):
                 f"{self._endpoint} does not speak MQTT over WebSocket: {self._websocket.handshake_exc}; check port and path"
             )
         self._send()
-        if self._websocket.close_expected():
+        if self._websocket.close_rcvd is not None and self._websocket.close_sent is not None and self._transport is not None:
+            self._transport.close()  # both sides said goodbye
+        elif self._websocket.close_expected():
             self._close_soon()
 
     def eof_received(self) -> None:

@@ -69,6 +69,10 @@ class ClientSettings:
     receive_maximum: int = 1_000
     """QoS 1 and 2 messages the server may have unacknowledged towards us. Bounds the QoS 2 identifiers kept."""
 
+    enforce_receive_maximum: bool = True
+    """Whether an MQTT 5 server that exceeds ``receive_maximum`` is disconnected (0x93), as section 4.9 allows. Otherwise only
+    the number of packet identifiers bounds it."""
+
     acknowledge_on_receipt: bool = True
     """Whether QoS 1 and 2 messages are acknowledged as they arrive. Otherwise the driver calls ``acknowledge`` when the
     application took one, so that ``receive_maximum`` bounds what an MQTT 5 server has sent and nobody took."""

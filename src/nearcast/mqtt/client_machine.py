@@ -441,6 +441,9 @@ class ClientMachine:
             self._send(PubRec(packet.packet_id), now)
 
     def _check_receive_maximum(self) -> None:
+        # A 3.1.1 server was not told: its own window is what bounds it.
+        if self._version != MQTT_5 or not self.settings.enforce_receive_maximum:
+            return
         if len(self._received) + self._held_qos_1 >= self.settings.receive_maximum:
             raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more unacknowledged messages than we allow")
 

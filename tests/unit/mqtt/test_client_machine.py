@@ -491,6 +491,13 @@ def test_what_is_not_taken_counts_against_our_receive_maximum() -> None:
     assert wire.sent() == [Disconnect(reasons.RECEIVE_MAXIMUM_EXCEEDED)]
 
 
+def test_a_server_over_our_receive_maximum_may_be_borne() -> None:
+    wire = exchange(receive_maximum=1, enforce_receive_maximum=False)
+    wire.connect()
+    wire.server(*(Publish("t", b"", 2, packet_id=number) for number in (1, 2, 3)))
+    assert wire.sent() == [PubRec(1), PubRec(2), PubRec(3)]
+
+
 def test_incoming_topic_aliases() -> None:
     wire = exchange(topic_alias_maximum=2)
     wire.connect()
