@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 ACCEPTS_PER_WAKEUP = 64
 EXHAUSTED_PAUSE_SECONDS = 0.5
 
+#: First probe after five minutes of silence, then one a minute, and five unanswered ones end the connection.
+KEEP_ALIVE_OPTIONS = tuple(
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 300), ("TCP_KEEPINTVL", 60), ("TCP_KEEPCNT", 5))
+    if hasattr(socket, name)
+)
+
 
 def bind_tcp(host: str, port: int, backlog: int, key: str = "listeners") -> list[socket.socket]:
     """Listening sockets for every address of ``host``, all on the same port also when it is 0."""
@@ -43,6 +50,10 @@ def bind_tcp(host: str, port: int, backlog: int, key: str = "listeners") -> list
             sockets.append(listening)
             listening.setblocking(False)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted sockets inherit these. Probes find peers that vanished, also those that asked for no MQTT keep-alive.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, seconds in KEEP_ALIVE_OPTIONS:
+                listening.setsockopt(socket.IPPROTO_TCP, option, seconds)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind((address[0], port, *address[2:]))

@@ -135,8 +135,7 @@ class Broker:
         except BaseException:
             self._close_journal()
             await self._close_listeners()
-            if self._http is not None:
-                await self._http.stop()
+            await self._stop_http()
             raise
         self._warn_of_closed_doors()
         if self.config.observability.sys_interval_seconds:
@@ -146,9 +145,6 @@ class Broker:
             logs.event(logging.INFO, "listening", listener=listener.config.kind, address=listener.address, port=listener.port)
         if self._http is not None:
             logs.event(logging.INFO, "serving metrics", host=self.config.observability.http_host, port=self._http.port)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
 
     async def stop(self) -> None:
         """Stop listening, send clients away (0x8B), give them the configured time, then cut off whoever is left."""
@@ -179,11 +175,7 @@ class Broker:
         while self.handles:
             self._empty.clear()
             await self._empty.wait()
-        if self._rate_sampler is not None:
-            self._rate_sampler.cancel()
-            await asyncio.wait([self._rate_sampler])
-        if self._http is not None:
-            await self._http.stop()
+        await self._stop_http()
         self._authenticator.close()
         self._close_journal()
         self.events.summarize()
@@ -194,6 +186,10 @@ class Broker:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_log_unexpected)
         await self.start()
+        # Here and not in `start`: these settings are the whole process's, and not an embedded broker's to change.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -258,9 +254,15 @@ class Broker:
         self._authenticator.forget(connection)
         self.engine.lose(connection, self.monotonic())
         self.flush()
+        if handle.announced:
+            level, message = logging.INFO, "client disconnected"
+        elif connection.version:
+            level, message = logging.INFO, "client refused"
+        else:
+            level, message = logging.DEBUG, "connection ended before a CONNECT"
         self.events.event(
-            logging.INFO if handle.announced else logging.DEBUG,
-            "client disconnected" if handle.announced else "connection ended without a session",
+            level,
+            message,
             client=connection.client_id,
             peer=peer_name(connection),
             listener=connection.peer.listener,
@@ -451,6 +453,13 @@ class Broker:
         self._http.start()
         sampling = self.rates.run(self.engine.topic_counts, self.handles, self.monotonic)
         self._rate_sampler = asyncio.get_running_loop().create_task(sampling, name="rates")
+
+    async def _stop_http(self) -> None:
+        if self._rate_sampler is not None:
+            self._rate_sampler.cancel()
+            await asyncio.wait([self._rate_sampler])
+        if self._http is not None:
+            await self._http.stop()
 
     @property
     def http_port(self) -> int | None:

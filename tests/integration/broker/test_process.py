@@ -93,6 +93,7 @@ def test_passwords_and_reload(tmp_path: Path) -> None:
             assert code(broker.connect(ann(b"new"))) == reasons.SUCCESS
             assert code(broker.connect(Connect("c", username="bob", password=b"bobs"))) == reasons.SUCCESS
             assert published(stays, "t") in (reasons.SUCCESS, reasons.NO_MATCHING_SUBSCRIBERS)
+        broker.wait_for_log('client refused client=c peer=127.0.0.1 listener=tcp:127.0.0.1:0 reason="user name or password')
     assert "secret" not in broker.log()
 
 
