@@ -39,13 +39,14 @@ MACHINES = frozenset(
     {"mqtt", "topiclog", "raft", "chord", "coordinates", "membership", "groups", "placement", "fabric"},
 )
 PROCESSES = frozenset({"broker", "gateway", "controller"})
-BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled"}
+BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile"}
 BELOW_CLI = BELOW_PROCESSES | PROCESSES | {"client", "bench", "pipeline", "simulation", "emulation", "experiments"}
 HOT = frozenset({"mypy_extensions"})
 
 TABLE: dict[str, Row] = {
     "errors": Row(third_party=frozenset({"msgspec"})),
     "config": Row(third_party=frozenset({"msgspec"})),
+    "configfile": Row(third_party=frozenset({"msgspec"})),
     "clock": Row(third_party=frozenset({"msgspec"})),
     "compiled": Row(first_party=frozenset()),
     "mqtt": Row(third_party=HOT, pure=True),

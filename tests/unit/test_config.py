@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nearcast.config import BrokerConfig, Limits, Listener, Observability, Persistence, Security, load_broker_config
+from nearcast.config import BrokerConfig, Limits, Listener, Observability, Persistence, Security
+from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 
 

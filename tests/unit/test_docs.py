@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nearcast.config import load_broker_config
+from nearcast.configfile import load_broker_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

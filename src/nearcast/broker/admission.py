@@ -6,10 +6,17 @@ Asked before a byte is read (for TLS, before the handshake), so that refusing st
 from __future__ import annotations
 
 import ipaddress
+import logging
+import resource
 
+from nearcast.broker import logs
 from nearcast.clock import Clock
+from nearcast.config import Security
 
 MAX_SOURCES = 65_536
+
+#: Descriptors kept back for files, listeners and HTTP when the process's limit is lower than ``max_connections``.
+SPARE_DESCRIPTORS = 64
 
 
 def is_loopback(address: str) -> bool:
@@ -63,3 +70,27 @@ class ConnectRate:
 
     def __len__(self) -> int:
         return len(self._full_at)
+
+
+def connect_rate(security: Security, clock: Clock) -> ConnectRate:
+    """The connect rate that the configuration asks for."""
+    exempt = security.connect_rate_exempts_loopback
+    return ConnectRate(clock, security.connect_rate_per_second, security.connect_burst, exempt)
+
+
+def bounded_connections(wanted: int) -> int:
+    """Raise the process's descriptor limit as far as it goes; the connections that fit below it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+        except (ValueError, OSError):
+            pass
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        possible = max(1, soft - SPARE_DESCRIPTORS)
+        logs.event(logging.DEBUG, "fewer descriptors than max_connections", descriptors=soft, max_connections=possible)
+        return possible
+    return wanted

@@ -12,7 +12,8 @@ import msgspec
 import typer
 
 from nearcast.broker.passwords import MAX_PASSWORD_BYTES, ScramVerifier, ScryptVerifier, store_user, username_fault
-from nearcast.config import BrokerConfig, Listener, load_broker_config
+from nearcast.config import BrokerConfig, Listener
+from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -117,19 +118,20 @@ def broker(
         allow_anonymous=allow_anonymous,
     )
     # Imported here, so that `nearcast pub` does not load a broker.
-    from nearcast.broker import logs, process
+    from nearcast.broker import logs, running
+    from nearcast.broker.process import Broker
 
-    def announce(running: process.Broker) -> None:
+    def announce(started: Broker) -> None:
         if ready_file is not None:
-            _write_whole(Path(ready_file), process.ready_report(running))
+            _write_whole(Path(ready_file), running.ready_report(started))
 
     effective = effective_config(config, overrides)
     logs.configure(effective.observability.log_level, effective.observability.log_format)
     if check:
-        process.check(effective)
+        running.check(effective)
         typer.echo("the configuration is good")
         return
-    exit_code = process.run(effective, lambda: effective_config(config, overrides), announce)
+    exit_code = running.run(effective, lambda: effective_config(config, overrides), announce)
     if exit_code:
         raise typer.Exit(exit_code)
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import random
-import resource
 import secrets
 import signal
 from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
-
 from nearcast import __version__
 from nearcast.broker import logs, reloading
 from nearcast.broker.access_rules import load_access_list
-from nearcast.broker.admission import ConnectRate, is_loopback
+from nearcast.broker.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.certificates import server_context
 from nearcast.broker.journal import Journal
@@ -31,6 +27,7 @@ from nearcast.broker.passwords import PasswordTable, load_passwords
 from nearcast.broker.rates import Rates
 from nearcast.broker.scram import METHOD as SCRAM
 from nearcast.broker.scram import ScramSha256
+from nearcast.broker.stalls import StallWatch
 from nearcast.broker.sys_topics import SysTopics
 from nearcast.broker.transports import ClientTransport, peer_name
 from nearcast.clock import Clock, SystemClock
@@ -46,12 +43,6 @@ TICK_SECONDS = 0.1
 
 CHECKS_EVERY_TICKS = 10
 """Ticks between looks at stalled clients and suppressed log lines."""
-
-CLOSING_STALL_SECONDS = 10.0
-"""A connection that we closed and whose client does not take the rest is cut off after this, whatever the configuration."""
-
-SPARE_DESCRIPTORS = 64
-"""Descriptors kept back for files, listeners and HTTP when the process's limit is lower than ``max_connections``."""
 
 GC_THRESHOLDS = (50_000, 20, 50)
 """The hot path makes little cyclic garbage, and a full collection over 10,000 connections is a visible pause."""
@@ -91,11 +82,11 @@ class Broker:
         self._journal: Journal | None = None
         self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
         self.flush = self._outbox.flush
-        self._connect_rate = _connect_rate(config.security, self._clock)
+        self._connect_rate = connect_rate(config.security, self._clock)
         self.rates = Rates(config.observability.top_n)
         self.handles: set[ClientTransport] = set()
         self.handshakes = 0
-        self._stalled: dict[ClientTransport, None] = {}
+        self.stalls = StallWatch()
         self.listeners: list[BoundListener] = []
         self._max_connections = config.limits.max_connections
         self._http: Any = None
@@ -120,7 +111,7 @@ class Broker:
     async def start(self) -> None:
         """Open every listener and begin to serve; on any error nothing is left open."""
         self._loop = asyncio.get_running_loop()
-        self._max_connections = _bounded_connections(self.config.limits.max_connections)
+        self._max_connections = bounded_connections(self.config.limits.max_connections)
         self._started_at = self.monotonic()
         try:
             self._open_journal()
@@ -250,7 +241,7 @@ class Broker:
     def lost(self, handle: ClientTransport, connection: Connection, error: Exception | None) -> None:
         """A transport is gone."""
         self.handles.discard(handle)
-        self._stalled.pop(handle, None)
+        self.stalls.unwatch(handle)
         self._authenticator.forget(connection)
         self.engine.lose(connection, self.monotonic())
         self.flush()
@@ -271,15 +262,6 @@ class Broker:
         if not self.handles:
             self._empty.set()
 
-    def watch_stall(self, handle: ClientTransport) -> None:
-        """The transport has output that the kernel did not take."""
-        handle.stall_bytes = handle.write_buffer_bytes()
-        handle.stall_since = self.monotonic()
-        self._stalled[handle] = None
-
-    def unwatch_stall(self, handle: ClientTransport) -> None:
-        self._stalled.pop(handle, None)
-
     # --- time -----------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -291,28 +273,13 @@ class Broker:
             self.flush()
         self._ticks += 1
         if self._ticks % CHECKS_EVERY_TICKS == 0:
-            self._check_stalls(now)
+            self.stalls.check(now, self.config.limits.stall_timeout_seconds)
             self.events.summarize()
             if self._ticks % (60 * CHECKS_EVERY_TICKS) == 0:
                 self._connect_rate.sweep()
         interval = self.config.observability.sys_interval_seconds
         if interval and now - self._sys_updated_at >= interval:
             self._update_sys_topics(now)
-
-    def _check_stalls(self, now: float) -> None:
-        timeout = self.config.limits.stall_timeout_seconds
-        for handle in list(self._stalled):
-            waiting = handle.write_buffer_bytes()
-            if waiting < handle.stall_bytes:
-                handle.stall_bytes = waiting
-                handle.stall_since = now
-                continue
-            closing = handle.transport is None or handle.transport.is_closing()
-            limit = CLOSING_STALL_SECONDS if closing else timeout
-            if limit and now - handle.stall_since >= limit:
-                if handle.connection is not None and not handle.connection.close_reason:
-                    handle.connection.close_reason = "took no data for too long"
-                handle.abort()
 
     def _update_sys_topics(self, now: float) -> None:
         elapsed = now - self._sys_updated_at if self._sys_updated_at else TICK_SECONDS
@@ -421,8 +388,8 @@ class Broker:
         self._authenticator.configure(merged.security, merged.listeners, passwords)
         self.engine.set_authorizer(access_list)
         self.engine.apply(merged.limits)
-        self._max_connections = _bounded_connections(merged.limits.max_connections)
-        self._connect_rate = _connect_rate(merged.security, self._clock)
+        self._max_connections = bounded_connections(merged.limits.max_connections)
+        self._connect_rate = connect_rate(merged.security, self._clock)
         for listener, listener_config in zip(self.listeners, merged.listeners, strict=True):
             listener.reload_certificates(listener_config)
         observability = merged.observability
@@ -470,7 +437,7 @@ class Broker:
         return {
             "uptime_seconds": (self.monotonic() - self._started_at, "Seconds since the start."),
             "subscriptions": (self.engine.tree.count, "Subscriptions of all sessions."),
-            "stalled_clients": (len(self._stalled), "Clients that are slow to take their output."),
+            "stalled_clients": (len(self.stalls), "Clients that are slow to take their output."),
             "password_checks_pending": (self._authenticator.pending, "Password checks waiting or running."),
         }
 
@@ -496,62 +463,8 @@ def _load_passwords(security: Security) -> PasswordTable | None:
     return None if security.password_file is None else load_passwords(security.password_file)
 
 
-def _connect_rate(security: Security, clock: Clock) -> ConnectRate:
-    exempt = security.connect_rate_exempts_loopback
-    return ConnectRate(clock, security.connect_rate_per_second, security.connect_burst, exempt)
-
-
-def _bounded_connections(wanted: int) -> int:
-    """Raise the process's descriptor limit as far as it goes; the connections that fit below it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + SPARE_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-            soft = raised
-        except (ValueError, OSError):
-            pass
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        possible = max(1, soft - SPARE_DESCRIPTORS)
-        logs.event(logging.DEBUG, "fewer descriptors than max_connections", descriptors=soft, max_connections=possible)
-        return possible
-    return wanted
-
-
 def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Whatever nobody caught: a defect of ours. It ends one connection or task, is logged, and the broker goes on."""
     error = context.get("exception")
     trace = (type(error), error, error.__traceback__) if isinstance(error, BaseException) else None
     logs.logger.error("unexpected: %s", context.get("message"), exc_info=trace)
-
-
-def ready_report(broker: Broker) -> bytes:
-    """Where a running broker can be reached, as JSON: what ``--ready-file`` holds."""
-    report = {
-        "pid": os.getpid(),
-        "listeners": [
-            {"kind": listener.config.kind, "address": listener.address, "host": listener.config.host, "port": listener.port}
-            for listener in broker.listeners
-        ],
-        "http_port": broker.http_port,
-    }
-    return msgspec.json.encode(report)
-
-
-def check(config: BrokerConfig) -> None:
-    """Raise :class:`~nearcast.errors.ConfigError` for whatever would keep a broker from starting, short of opening sockets."""
-    Broker(config)
-    for listener in config.listeners:
-        if listener.kind in ("tls", "wss"):
-            server_context(listener)
-
-
-def run(config: BrokerConfig, reload_config: Callable[[], BrokerConfig], on_ready: Callable[[Broker], None] | None) -> int:
-    """Run a broker in this process until it is told to stop; returns the exit code."""
-    import uvloop
-
-    async def main() -> int:
-        return await Broker(config, reload_config=reload_config).serve(on_ready)
-
-    return uvloop.run(main())

@@ -79,7 +79,7 @@ class ClientTransport(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self.connection is not None:
             self.connection.congested = True
-            self.broker.watch_stall(self)
+            self.broker.stalls.watch(self, self.broker.monotonic())
 
     def resume_writing(self) -> None:
         connection = self.connection
@@ -89,7 +89,7 @@ class ClientTransport(asyncio.Protocol):
                 self.reading_paused = False
                 self.transport.resume_reading()
             broker = self.broker
-            broker.unwatch_stall(self)
+            broker.stalls.unwatch(self)
             broker.engine.writable(connection, broker.monotonic())
             broker.flush()
 
@@ -138,7 +138,7 @@ class ClientTransport(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.close()
             if transport.get_write_buffer_size():
-                self.broker.watch_stall(self)
+                self.broker.stalls.watch(self, self.broker.monotonic())
 
     def abort(self) -> None:
         """Close at once."""

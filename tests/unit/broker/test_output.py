@@ -283,11 +283,11 @@ async def test_stalled_clients_are_cut_off(reads: bool) -> None:
     for _ in range(4):
         feed(publisher, Publish("big", bytes(100_000)))
     since = subscriber.stall_since
-    broker._check_stalls(since + 59)
+    broker.stalls.check(since + 59, 60.0)
     assert not slow.closed
     if reads:
         del slow.waiting[:10]
-    broker._check_stalls(since + 61)
+    broker.stalls.check(since + 61, 60.0)
     assert slow.closed is not reads
 
 
