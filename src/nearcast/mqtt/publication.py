@@ -157,21 +157,25 @@ class Publication:
         start = 0
         for piece in range(pieces):
             stop = self.count * (piece + 1) // pieces
-            part = Publication(
-                self.topic,
-                self.packets[start * self.stride : stop * self.stride],
-                stop - start,
-                self.stride,
-                self.v5,
-                self.head_size,
-                self.properties,
-                self.expires_at,
-                self.raw_flags >= 0,
-            )
-            part.sequence = self.sequence + start
-            found.append(part)
+            found.append(self.cut(start, stop - start))
             start = stop
         return found
+
+    def cut(self, start: int, count: int) -> Publication:
+        """A copy of ``count`` of the messages, from the ``start``-th on; they must be of one size."""
+        part = Publication(
+            self.topic,
+            self.packets[start * self.stride : (start + count) * self.stride],
+            count,
+            self.stride,
+            self.v5,
+            self.head_size,
+            self.properties,
+            self.expires_at,
+            self.raw_flags >= 0,
+        )
+        part.sequence = self.sequence + start
+        return part
 
     def form(self, flags: int, identifiers: bytes, alias: int, now: float) -> Form:
         """These packets with ``flags`` (QoS, retain, :data:`V5_FLAG`), encoded subscription ``identifiers``, topic ``alias``.

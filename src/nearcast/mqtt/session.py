@@ -130,6 +130,10 @@ class Session:
             if room <= 0:
                 return 0
             count = room
+        if count * 2 < publication.count:
+            # A few messages must not keep all the others they came with in memory, uncounted.
+            publication = publication.cut(start, count)
+            start = 0
         queue = self.queue
         if queue is None:
             queue = deque()
