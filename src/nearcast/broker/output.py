@@ -78,7 +78,11 @@ class Outbox:
                 continue
             handle = cast(ClientTransport, connection.handle)
             chunks = connection.take()
-            if chunks:
+            if chunks and connection.closing and handle.held_batches:
+                # The last word, a DISCONNECT: it must not overtake the answers that wait for the disk [MQTT-3.14.4-1].
+                self._held.append((handle, chunks))
+                handle.held_batches += 1
+            elif chunks:
                 handle.send(chunks)
             held = connection.take_held()
             if held:

@@ -12,7 +12,7 @@ from nearcast.broker.process import Broker
 from nearcast.broker.transports import ClientTransport
 from nearcast.config import BrokerConfig, Limits, Observability, Persistence
 from nearcast.errors import StorageUnavailable
-from nearcast.mqtt.codec import encode
+from nearcast.mqtt.codec import PacketReader, encode
 from nearcast.mqtt.packets import Connect, Disconnect, Properties, PubAck, Publish, Subscribe, SubscriptionRequest
 from tests.unit.broker.fakes import attach, feed, in_loop
 
@@ -168,6 +168,29 @@ async def test_qos_0_passes_while_the_disk_works() -> None:
     assert transport.take() == encode(Publish("live", b"now"), 5)
     await journal.complete()
     assert transport.take() == PUBACK
+
+
+@in_loop
+async def test_a_disconnect_does_not_overtake_answers_that_wait_for_the_disk() -> None:
+    """Nothing may follow a DISCONNECT [MQTT-3.14.4-1]."""
+    journal = ManualJournal(needs_sync=True)
+    broker = make(journal)
+    await subscribed(broker, journal)
+    client, transport = attach(broker)
+    feed(client, connect("p", 0))
+    await settle()
+    transport.take()
+    feed(client, PUBLISH)
+    await settle()
+    client.data_received(b"\x00\x00")  # a packet of no kind
+    await settle()
+    assert transport.take() == b""
+    assert not transport.closed
+    while journal.waiting:
+        await journal.complete()
+    packets = PacketReader(5, 1_000).feed(transport.take())
+    assert [type(packet) for packet in packets] == [PubAck, Disconnect]
+    assert transport.closed
 
 
 @in_loop
