@@ -20,6 +20,7 @@ import asyncio
 import fcntl
 import mmap
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ def read_frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
                     raise StorageCorrupt(str(path), offset, "the file ends inside a frame")
                 length, checksum = FRAME.unpack_from(data, offset)
                 begin = offset + FRAME.size
+                if length == 0:  # nobody writes an empty frame; zeros are what a file system leaves after a power cut
+                    raise StorageCorrupt(str(path), offset, "zeros where a frame should be")
                 if begin + length > size:
                     raise StorageCorrupt(str(path), offset, "the file ends inside a frame")
                 body = data[begin : begin + length]
@@ -235,10 +238,13 @@ class Journal:
     def _finish_snapshot(self, descriptors: list[int], to_close: list[int]) -> None:
         self._flush(descriptors, to_close)
         current = self._path()
-        for path in _generations(self.directory):
-            if path < current:
-                path.unlink()
-        self._sync_directory()
+        try:
+            for path in _generations(self.directory):
+                if path < current:
+                    path.unlink()
+            self._sync_directory()
+        except OSError as error:
+            raise StorageUnavailable(str(self.directory), f"old files cannot be removed: {error.strerror}") from error
 
     def _sync_directory(self) -> None:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -300,7 +306,13 @@ class Journal:
 
     def _set_aside(self, paths: list[Path]) -> None:
         for path in paths:
-            path.rename(path.with_name(path.name + ".damaged"))
+            aside = path.with_name(path.name + ".damaged")
+            aside.unlink(missing_ok=True)
+            # The journal keeps its name until the recovered state is on disk: a crash in between must find it again.
+            try:
+                aside.hardlink_to(path)
+            except OSError:  # no hard links here
+                shutil.copyfile(path, aside)
 
 
 def _generations(directory: Path) -> list[Path]:

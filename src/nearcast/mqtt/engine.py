@@ -93,6 +93,7 @@ class Engine:
         self._max_packet_bytes: int = limits.max_packet_bytes
         self._max_output_bytes: int = limits.max_output_bytes
         self._connect_timeout: float = limits.connect_timeout_seconds
+        self.router.max_topic_levels = limits.max_topic_levels
         self.inbound.apply(limits)
         self.sessions.apply(limits)
         self.handshake.apply(limits)
@@ -429,12 +430,20 @@ class Engine:
             return
         if connection.state == CONNECTED and connection.version == MQTT_5:
             sayable = reason_code if reason_code in REASON_CODES[DISCONNECT] else reasons.UNSPECIFIED_ERROR
-            connection.push(encode(Disconnect(sayable, properties), MQTT_5))
+            connection.push(self._fitting(connection, Disconnect(sayable, properties)))
         if not connection.close_reason:
             connection.close_reason = reasons.name(reason_code)
         self._end(connection, False, now)
         connection.closing = True
         connection.touch()
+
+    def _fitting(self, connection: Connection, packet: Disconnect) -> bytes:
+        """The packet without its reason string where that makes it too large for the client [MQTT-3.14.2-3]."""
+        encoded = encode(packet, MQTT_5)
+        if len(encoded) > connection.max_packet_bytes and packet.properties is not None:
+            packet.properties.reason_string = None
+            encoded = encode(packet, MQTT_5)
+        return encoded
 
     def _end(self, connection: Connection, clean: bool, now: float) -> None:
         session = connection.session

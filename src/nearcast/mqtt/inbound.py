@@ -306,15 +306,17 @@ class Inbound:
         """Keep the last message of a publication as its topic's retained one; an empty one clears it [MQTT-3.3.1-6, -7]."""
         topic = publication.topic
         stats = self.effects.stats
+        # The broker's own figures are of no use after a restart.
+        journalled = self.effects.gated and topic[:5] != b"$SYS/"
         last = publication.single(publication.count - 1)
         if not last.payloads()[0]:
-            if self.retained.remove(topic) and self.effects.gated:
+            if self.retained.remove(topic) and journalled:
                 self.effects.records.append(records.unretained(topic))
         else:
             if self.retained.count >= self._max_retained and self.retained.get(topic) is None:
                 return reasons.QUOTA_EXCEEDED
             self.retained.set(topic, last)
-            if self.effects.gated:
+            if journalled:
                 self.effects.records.append(records.retained(last, self.effects.wall_offset))
         stats.retained_messages = self.retained.count
         stats.retained_bytes = self.retained.bytes

@@ -271,7 +271,7 @@ class Snapshot:
         engine.effects.generation += 1
         self._engine = engine
         self._sessions = [session.number for session in engine.sessions.by_client.values() if session.durable]
-        self._topics = [message.topic for message in engine.retained.all()]
+        self._topics = [message.topic for message in engine.retained.all() if message.topic[:5] != b"$SYS/"]
 
     def step(self, max_bytes: int) -> list[bytes]:
         """The next records, somewhat more than ``max_bytes`` of them at the most; none when all is written."""

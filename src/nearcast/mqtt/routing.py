@@ -15,7 +15,7 @@ from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.subscriptions import SharedGroup, Subscription, SubscriptionTree
-from nearcast.mqtt.topics import topic_fault
+from nearcast.mqtt.topics import is_string, topic_fault
 
 #: Topics whose routes are remembered. The whole memory is dropped when it is full: it refills at the cost of one match each.
 MAX_ROUTES: Final = 100_000
@@ -64,14 +64,16 @@ class Router:
         self.effects = effects
         self.tree = tree
         self.next_sequence = 1
-        self._max_topic_levels = max_topic_levels
+        self.max_topic_levels = max_topic_levels
         self._routes: dict[bytes, Route] = {}
 
     def route_for(self, topic: bytes) -> Route:
         """The route of a topic; raises for what is not a topic name. Only valid names are ever remembered."""
         route = self._routes.get(topic)
         if route is None:
-            fault = topic_fault(topic, self._max_topic_levels)
+            if not is_string(topic):  # [MQTT-3.3.2-1]
+                raise RemoteProtocolError(reasons.MALFORMED_PACKET, "a topic name must be well-formed UTF-8 without U+0000")
+            fault = topic_fault(topic, self.max_topic_levels)
             if fault:
                 raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
             if len(self._routes) >= MAX_ROUTES:

@@ -164,6 +164,7 @@ class Sessions:
         session.inflight = {}
         session.queue = None
         session.queued_messages = 0
+        session.queued_bytes = 0
         if session.durable:
             session.durable = False
             self._effects.records.append(records.session_ended(session.number))

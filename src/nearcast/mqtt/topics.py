@@ -14,6 +14,15 @@ MAX_TOPIC_BYTES: Final = 65_535
 SHARE_PREFIX: Final = "$share/"
 
 
+def is_string(raw: bytes) -> bool:
+    """Whether bytes are an MQTT string: well-formed UTF-8 without U+0000 [MQTT-1.5.4-1, -2]."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\x00" not in raw
+
+
 def topic_fault(topic: bytes, max_levels: int) -> str:
     """What is wrong with a topic name, in words; empty when nothing is."""
     if not topic:
@@ -22,14 +31,10 @@ def topic_fault(topic: bytes, max_levels: int) -> str:
         return "a topic name has at most 65,535 bytes"
     if b"+" in topic or b"#" in topic:
         return "a topic name must not contain + or #"
-    if b"\x00" in topic:
-        return "a topic name must not contain U+0000"
     if topic.count(b"/") >= max_levels:
         return f"a topic name has at most {max_levels} levels here"
-    try:
-        topic.decode("utf-8")
-    except UnicodeDecodeError:
-        return "a topic name must be well-formed UTF-8"
+    if not is_string(topic):
+        return "a topic name must be well-formed UTF-8 without U+0000"
     return ""
 
 
