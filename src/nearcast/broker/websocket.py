@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Frame payload accepted at least, so that a small packet limit does not forbid frames with many packets.
 MIN_FRAME_BYTES = 65_536
 
-#: Bytes that may wait for a client on top of what the engine holds back, before it is cut off.
+#: Bytes that may wait for a client on top of the MQTT output that the limits admit, before it is cut off.
 MAX_PENDING_BYTES = 16 * WRITE_HIGH_BYTES
 
 _quiet = logging.getLogger("nearcast.broker.websocket")
@@ -78,7 +78,9 @@ class WebSocketTransport(ClientTransport):
         self._write()
         # The engine bounds MQTT output; pongs are ours to bound, for a client that sends pings and never reads.
         if self.write_buffer_bytes() > MAX_PENDING_BYTES:
-            self.abort()
+            limits = self.broker.config.limits
+            if self.write_buffer_bytes() > MAX_PENDING_BYTES + limits.max_output_bytes + limits.max_packet_bytes:
+                self.abort()
 
     def eof_received(self) -> bool | None:
         self.frames.receive_eof()
