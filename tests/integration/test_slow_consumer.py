@@ -34,6 +34,13 @@ max_output_bytes = {MEBIBYTE}
 max_queued_bytes = {QUEUE_BYTES}
 max_queued_messages = 20000
 connect_timeout_seconds = {CONNECT_TIMEOUT_SECONDS}
+max_packet_bytes = {8 * MEBIBYTE}
+[[listeners]]
+kind = "tcp"
+port = 0
+[[listeners]]
+kind = "ws"
+port = 0
 [observability]
 sys_interval_seconds = 0.2
 """
@@ -42,6 +49,13 @@ sys_interval_seconds = 0.2
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NearcastBroker]:
     with nearcast_broker(tmp_path_factory, CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def durable_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NearcastBroker]:
+    config = CONFIG + "[persistence]\nsnapshot_bytes = 1048576\n"
+    with nearcast_broker(tmp_path_factory, config, data=True, arguments=["--sync", "os"]) as running:
         yield running
 
 
@@ -60,13 +74,13 @@ def exchange_is_possible(broker: NearcastBroker) -> None:
         assert any(isinstance(packet, PubAck) and packet.packet_id == 7 for packet in packets)
 
 
-@pytest.mark.parametrize("version", [4, 5])
-def test_qos_0_for_a_client_that_stops_reading(broker: NearcastBroker, version: int) -> None:
+@pytest.mark.parametrize(("version", "kind"), [(4, "tcp"), (5, "tcp"), (5, "ws")])
+def test_qos_0_for_a_client_that_stops_reading(broker: NearcastBroker, version: int, kind: str) -> None:
     """Hundreds of megabytes pass a client that takes none of them; its neighbour gets every one."""
     total, payload_bytes, at_once = 4_096, 65_536, 8
     before = dropped(broker, "slow_consumer")
-    with Wire(broker.port(), version, receive_buffer_bytes=4_096) as stalled, Wire(broker.port(), version) as reader:
-        with Wire(broker.port(), version) as publisher:
+    with Wire(broker.port(kind), version, receive_buffer_bytes=4_096, websocket=kind == "ws") as stalled:
+        with Wire(broker.port(), version) as reader, Wire(broker.port(), version) as publisher:
             for client in (stalled, reader):
                 client.connect()
                 client.subscribe("flood/#")
@@ -93,14 +107,16 @@ def test_qos_0_for_a_client_that_stops_reading(broker: NearcastBroker, version: 
                 seen.append(observer.expect(Publish))
 
 
-def test_qos_1_for_a_client_that_stops_reading(broker: NearcastBroker) -> None:
+@pytest.mark.parametrize("fixture", ["broker", "durable_broker"])
+def test_qos_1_for_a_client_that_stops_reading(request: pytest.FixtureRequest, fixture: str) -> None:
     """QoS 1 waits in the session's queue, up to its bound; what is beyond is dropped and counted. In order, without gaps."""
+    broker: NearcastBroker = request.getfixturevalue(fixture)
     total, payload_bytes = 4_000, 16_384
     before = dropped(broker, "queue_full")
     with Wire(broker.port(), receive_buffer_bytes=4_096) as stalled, Wire(broker.port()) as reader:
         with Wire(broker.port()) as publisher:
-            for client in (stalled, reader):
-                client.connect(properties=Properties(receive_maximum=100))
+            for name, client in (("stalled", stalled), ("reader", reader)):
+                client.connect(name, expiry_seconds=1_000, properties=Properties(receive_maximum=100))
                 client.subscribe("flood/#", 1)
             publisher.connect()
             memory = broker.resident_bytes()
@@ -114,11 +130,36 @@ def test_qos_1_for_a_client_that_stops_reading(broker: NearcastBroker) -> None:
         lost = int(dropped(broker, "queue_full") - before)
         assert growth < QUEUE_BYTES + SLACK_BYTES, f"{total * payload_bytes / MEBIBYTE:.0f} MiB grew the broker by {growth}"
         assert total // 2 < lost < total
+        if broker.data.exists():  # the journal is written anew now and then, and old files go
+            on_disk = sum(path.stat().st_size for path in broker.data.iterdir())
+            assert on_disk < 4 * QUEUE_BYTES, f"the journal holds {on_disk} bytes"
         for number in range(total - lost):  # the stalled one reads on and gets the beginning, unbroken
             message = stalled.expect(Publish)
             assert int(message.payload[:6]) == number
             stalled.send(PubAck(message.packet_id))
-    wait_for("an empty queue", lambda: broker.metric("queued_bytes") == 0)
+        wait_for("an empty queue", lambda: broker.metric("queued_bytes") == 0 and broker.metric("inflight_messages") == 0)
+        for client in (stalled, reader):  # and leave no session behind
+            client.send(Disconnect(0, Properties(session_expiry_interval=0)))
+            assert client.receive() is None
+
+
+def test_a_large_message_for_a_slow_client_is_no_reason_to_cut_it_off(broker: NearcastBroker) -> None:
+    """A message within the limits takes its time, and the client may talk meanwhile."""
+    large = bytes(7 * MEBIBYTE)
+    for kind in ("tcp", "ws"):
+        with Wire(broker.port(kind), receive_buffer_bytes=4_096, websocket=kind == "ws") as slow:
+            slow.connect()
+            slow.subscribe("large", 1)
+            with Wire(broker.port()) as publisher:
+                publisher.connect()
+                publisher.send(Publish("large", large, 1, packet_id=1))
+                publisher.expect(PubAck)
+            for number in range(2, 20):
+                slow.send(Publish("nobody", b"", 1, packet_id=number))
+            packets = [slow.receive() for _ in range(19)]
+            (message,) = [packet for packet in packets if isinstance(packet, Publish)]
+            assert message.payload == large
+            assert sum(isinstance(packet, PubAck) for packet in packets) == 18
 
 
 def test_a_queue_that_stays_full_costs_no_more_than_its_bytes(broker: NearcastBroker) -> None:
