@@ -118,30 +118,9 @@ class ServerLimits:
     session_expiry_seconds: int = 0
 
 
-def granted(settings: ClientSettings, properties: Properties | None) -> ServerLimits:
-    """What a CONNACK with these properties grants to a client that asked with these settings."""
-    limits = ServerLimits()
-    limits.keep_alive_seconds = settings.keep_alive_seconds
-    limits.session_expiry_seconds = settings.session_expiry_seconds if settings.version == MQTT_5 else 0
-    if properties is None:
-        return limits
-    if properties.receive_maximum is not None:
-        limits.receive_maximum = properties.receive_maximum
-    if properties.maximum_qos is not None:
-        limits.maximum_qos = properties.maximum_qos
-    if properties.maximum_packet_size is not None:
-        limits.maximum_packet_bytes = properties.maximum_packet_size
-    if properties.topic_alias_maximum is not None:
-        limits.topic_alias_maximum = properties.topic_alias_maximum
-    if properties.server_keep_alive is not None:
-        limits.keep_alive_seconds = properties.server_keep_alive
-    if properties.session_expiry_interval is not None:
-        limits.session_expiry_seconds = properties.session_expiry_interval
-    limits.retain_available = properties.retain_available != 0
-    limits.wildcard_subscription_available = properties.wildcard_subscription_available != 0
-    limits.subscription_identifier_available = properties.subscription_identifier_available != 0
-    limits.shared_subscription_available = properties.shared_subscription_available != 0
-    return limits
+def reason_string(properties: Properties | None) -> str | None:
+    """What the server said about its reason code, if it did."""
+    return None if properties is None else properties.reason_string
 
 
 @dataclass

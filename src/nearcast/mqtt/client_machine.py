@@ -1,8 +1,10 @@
 """The client side of MQTT 3.1.1 and 5.0 as one pure machine: events and ``now`` in; bytes and client events out.
 
-It owns the session of one client over any number of successive connections: CONNECT and what CONNACK granted, keep-alive,
-the QoS flows in both directions, subscriptions, topic aliases, enhanced authentication. It refuses to know transports, tasks,
-clocks, URLs and when to reconnect: a driver does that.
+It owns one client over any number of successive connections: CONNECT and what CONNACK granted, enhanced authentication,
+which packet goes where. Its parts have their own homes: ``client_handshake`` (CONNECT and the limits in CONNACK),
+``client_keepalive``, ``client_outgoing`` (QoS flows of our publishes), ``client_publishing`` (their bytes),
+``client_incoming`` (QoS flows towards us), ``client_requests`` (subscriptions). It refuses to know transports, tasks, clocks,
+URLs and when to reconnect: a driver does that.
 
 States and what moves them::
 
@@ -34,15 +36,20 @@ from nearcast.mqtt.client_events import (
     ServerLimits,
     SubscribeCompleted,
     UnsubscribeCompleted,
-    granted,
+    reason_string,
 )
-from nearcast.mqtt.client_outgoing import Outgoing, OutgoingMessages, PacketIdentifiers, TopicAliases
+from nearcast.mqtt.client_handshake import connect_packet, granted
+from nearcast.mqtt.client_incoming import IncomingMessages
+from nearcast.mqtt.client_keepalive import NEVER as NEVER
+from nearcast.mqtt.client_keepalive import KeepAlive
+from nearcast.mqtt.client_outgoing import Outgoing, OutgoingMessages, PacketIdentifiers
+from nearcast.mqtt.client_publishing import PublishEncoder
+from nearcast.mqtt.client_requests import Requests, check_subscription
 from nearcast.mqtt.codec import PacketReader, encode
 from nearcast.mqtt.packets import (
     MQTT_5,
     Auth,
     ConnAck,
-    Connect,
     Disconnect,
     Packet,
     PingReq,
@@ -65,27 +72,6 @@ CLOSED: Final = 0
 CONNECTING: Final = 1
 CONNECTED: Final = 2
 
-NEVER: Final = float("inf")
-
-#: A PINGREQ leaves before the keep-alive is over, so that its way to the server fits in.
-PING_AT_FRACTION: Final = 0.8
-
-
-class _Request:
-    """A SUBSCRIBE or UNSUBSCRIBE that waits for its answer; it is repeated on the next connection."""
-
-    def __init__(self, token: int, packet: Subscribe | Unsubscribe) -> None:
-        self.token = token
-        self.packet = packet
-
-
-class _Subscription:
-    """A subscription the server granted, so that it can be made again."""
-
-    def __init__(self, request: SubscriptionRequest, properties: Properties | None) -> None:
-        self.request = request
-        self.properties = properties
-
 
 class ClientMachine:
     """See the module's essay. ``state`` is ``CLOSED``, ``CONNECTING`` or ``CONNECTED``."""
@@ -102,25 +88,18 @@ class ClientMachine:
         self._version = settings.version
         self._identifiers = PacketIdentifiers()
         self._outgoing = OutgoingMessages(self._identifiers, settings.max_waiting)
-        self._requests: dict[int, _Request] = {}
-        self._subscriptions: dict[str, _Subscription] = {}
-        self._received: set[int] = set()
-        self._held: dict[int, Publish] = {}
-        self._held_qos_1 = 0
+        self._publishes = PublishEncoder(settings)
+        self._incoming = IncomingMessages(settings)
+        self._requests = Requests(self._identifiers)
         self._reader = PacketReader(settings.version, settings.max_packet_bytes)
         self._output: list[bytes] = []
         self._events: list[ClientEvent] = []
-        self._aliases_in: dict[int, str] = {}
-        self._aliases_out = TopicAliases()
         self._last_token = 0
         self._connected_before = False
         self._asked_clean_start = settings.clean_start
         self._re_authenticating = False
-        self._reading = True
         self._connect_deadline = NEVER
-        self._ping_deadline = NEVER
-        self._last_sent = 0.0
-        self._last_received = 0.0
+        self._keep_alive = KeepAlive(settings)
 
     # -- what the driver asks for ------------------------------------------------------------------------------------------
 
@@ -151,32 +130,17 @@ class ClientMachine:
         if self.state != CLOSED:
             raise LocalProtocolError("connect() on a connection that is already open")
         settings = self.settings
-        properties = self._connect_properties() if self._version == MQTT_5 else None
+        clean_start = settings.clean_start and not (self._connected_before and self.resumable)
+        packet = connect_packet(settings, self.client_id, clean_start, self._authentication)
         self.state = CONNECTING
+        self._asked_clean_start = clean_start
         self._reader = PacketReader(self._version, settings.max_packet_bytes)
         self._output.clear()
-        self._aliases_in.clear()
-        self._aliases_out.clear()
-        # The server sends again what it heard nothing about, so answers to the old connection have no meaning on this one.
-        self._held.clear()
-        self._held_qos_1 = 0
-        self._reading = True
-        self._last_received = now
+        self._publishes.opened()
+        self._incoming.opened()
+        self._keep_alive.opened(now)
         self._connect_deadline = now + settings.connect_timeout_seconds
-        self._asked_clean_start = settings.clean_start and not (self._connected_before and self.resumable)
-        self._send(
-            Connect(
-                client_id=self.client_id,
-                version=self._version,
-                clean_start=self._asked_clean_start,
-                keep_alive=settings.keep_alive_seconds,
-                username=settings.username,
-                password=settings.password,
-                will=settings.will,
-                properties=properties,
-            ),
-            now,
-        )
+        self._send(packet, now)
 
     def publish(self, message: Publish, now: float) -> int:
         """Send a message, or let it wait for the window or the next connection.
@@ -185,9 +149,7 @@ class ClientMachine:
         if message.qos == 0:
             if self.state != CONNECTED:
                 raise LocalProtocolError("a QoS 0 publish needs a connection: wait until connected")
-            reason_code = self._send_publish(message, now)
-            if reason_code:
-                raise RequestRefused(reason_code, _unsendable(message, reason_code, self.limits))
+            self._write(self._publishes.encode(message, self.limits), now)
             return 0
         if message.qos < 0 or message.qos > 2:
             raise LocalProtocolError(f"QoS {message.qos} is not 0, 1 or 2")
@@ -205,7 +167,7 @@ class ClientMachine:
             raise LocalProtocolError("a SUBSCRIBE needs at least one topic filter")
         if self.state == CONNECTED:
             for subscription in subscriptions:
-                self._check_subscription(subscription, properties)
+                check_subscription(subscription, properties, self.limits)
         return self._request(Subscribe(self._identifiers.take(), subscriptions, properties), now)
 
     def unsubscribe(self, topic_filters: list[str], properties: Properties | None, now: float) -> int:
@@ -217,14 +179,10 @@ class ClientMachine:
     def acknowledge(self, message: Publish, now: float) -> None:
         """The application took a message, where ``acknowledge_on_receipt`` is off. Call it in the order of reception
         [MQTT-4.6.0-2, -3]; for QoS 0 and for messages of an earlier connection it does nothing."""
-        if message.qos == 0 or self.state != CONNECTED or self._held.get(message.packet_id) is not message:
-            return
-        del self._held[message.packet_id]
-        if message.qos == 1:
-            self._held_qos_1 -= 1
-            self._send(PubAck(message.packet_id), now)
-        else:
-            self._send(PubRec(message.packet_id), now)
+        if self.state == CONNECTED:
+            answer = self._incoming.acknowledge(message)
+            if answer is not None:
+                self._send(answer, now)
 
     def re_authenticate(self, now: float) -> None:
         """Begin a new authentication exchange on the open connection (section 4.12.1)."""
@@ -256,20 +214,13 @@ class ClientMachine:
 
     def set_reading(self, reading: bool, now: float) -> None:
         """The driver stopped or resumed reading. While it does not read, a missing PINGRESP proves nothing."""
-        self._reading = reading
-        if reading:
-            self._last_received = now
-            if self._ping_deadline != NEVER:
-                self._ping_deadline = now + self.settings.ping_timeout_seconds
+        self._keep_alive.set_reading(reading, now)
 
     def receive(self, data: bytes, now: float) -> None:
         """Bytes arrived; any chunking gives the same events."""
         if self.state == CLOSED:
             return
-        self._last_received = now
-        if self._ping_deadline != NEVER:
-            # Any byte proves that the peer lives; a long message in front of the PINGRESP must not end the connection.
-            self._ping_deadline = now + self.settings.ping_timeout_seconds
+        self._keep_alive.received(now)
         try:
             for packet in self._reader.feed(data):
                 self._handle(packet, now)
@@ -289,22 +240,17 @@ class ClientMachine:
                 now,
             )
         elif self.state == CONNECTED:
-            if self._ping_deadline != NEVER:
-                if self._reading and now >= self._ping_deadline:
-                    self._fail(reasons.KEEP_ALIVE_TIMEOUT, "the server did not answer a ping", now)
-            elif now >= self._ping_due():
-                self._ping_deadline = now + self.settings.ping_timeout_seconds
+            if self._keep_alive.answer_overdue(now):
+                self._fail(reasons.KEEP_ALIVE_TIMEOUT, "the server did not answer a ping", now)
+            elif self._keep_alive.ping_due(now):
+                self._keep_alive.pinged(now)
                 self._send(PingReq(), now)
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next, on the clock of ``now``; infinity for never."""
         if self.state == CONNECTING:
             return self._connect_deadline
-        if self.state == CONNECTED:
-            if self._ping_deadline == NEVER:
-                return self._ping_due()
-            return self._ping_deadline if self._reading else NEVER
-        return NEVER
+        return self._keep_alive.next_deadline() if self.state == CONNECTED else NEVER
 
     def take(self) -> list[bytes]:
         """Output to write now, in order."""
@@ -331,28 +277,29 @@ class ClientMachine:
             else:
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"{type(packet).__name__} before CONNACK")
         elif isinstance(packet, Publish):
-            self._on_publish(packet, now)
+            if self._incoming.receive(packet):
+                self._events.append(MessageReceived(packet))
+            answer = self._incoming.answer(packet)
+            if answer is not None:
+                self._send(answer, now)
         elif isinstance(packet, PubAck):
-            self._on_puback(packet, now)
+            self._completed(self._outgoing.acknowledged(packet), now)
         elif isinstance(packet, PubRec):
-            self._on_pubrec(packet, now)
+            outcome = self._outgoing.received(packet)
+            if isinstance(outcome, PubRel):
+                self._send(outcome, now)
+            else:
+                self._completed(outcome, now)
         elif isinstance(packet, PubRel):
-            # A PUBREL for an identifier we do not know gets its PUBCOMP too, or the server would repeat it for ever.
-            known = packet.packet_id in self._received
-            self._received.discard(packet.packet_id)
-            self._send(PubComp(packet.packet_id, reasons.SUCCESS if known else reasons.PACKET_IDENTIFIER_NOT_FOUND), now)
+            self._send(self._incoming.release(packet), now)
         elif isinstance(packet, PubComp):
-            done = self._outgoing.complete(packet.packet_id)
-            if done is not None:
-                # By PUBREC the server had the message: an error here is about the identifier only.
-                self._events.append(PublishCompleted(done.token, reasons.SUCCESS, None))
-                self._pump(now)
+            self._completed(self._outgoing.completed(packet), now)
         elif isinstance(packet, PingResp):
-            self._ping_deadline = NEVER
+            self._keep_alive.answered()
         elif isinstance(packet, SubAck):
-            self._on_suback(packet)
+            self._tell(self._requests.subscribed(packet))
         elif isinstance(packet, UnsubAck):
-            self._on_unsuback(packet)
+            self._tell(self._requests.unsubscribed(packet))
         elif isinstance(packet, Disconnect):
             self._on_disconnect(packet)
         elif isinstance(packet, Auth):
@@ -364,7 +311,7 @@ class ClientMachine:
         properties = packet.properties
         if packet.reason_code != reasons.SUCCESS:
             code = packet.reason_code
-            said = properties.reason_string if properties is not None else None
+            said = reason_string(properties)
             reference = properties.server_reference if properties is not None else None
             self._quiet()
             self._events.append(Refused(code, f"the broker refused the connection: {said or reasons.name(code)}", reference))
@@ -381,7 +328,7 @@ class ClientMachine:
             return
         self.state = CONNECTED
         self._connect_deadline = NEVER
-        self._ping_deadline = NEVER
+        self._keep_alive.start(self.limits.keep_alive_seconds)
         self._events.append(Connected(self.client_id, packet.session_present, self.limits, properties))
         self._continue_session(packet.session_present, now)
         self._connected_before = True
@@ -390,136 +337,22 @@ class ClientMachine:
         """Bring the session onto the new connection (section 4.4)."""
         self._outgoing.opened(min(self.limits.receive_maximum, self.settings.max_inflight))
         if session_present:
-            for packet_id in self._outgoing.resume():
-                self._send(PubRel(packet_id), now)
+            for release in self._outgoing.resume():
+                self._send(release, now)
         else:
-            self._received.clear()
-            for outgoing in self._outgoing.restart():
-                self._events.append(PublishCompleted(outgoing.token, reasons.SUCCESS, None))
+            self._incoming.restart()
+            self._events.extend(self._outgoing.restart())
             if self.settings.resubscribe:
-                self._resubscribe()
+                self._requests.restore()
             else:
-                self._subscriptions.clear()
-        for request in self._requests.values():
-            self._send(request.packet, now)
+                self._requests.forget()
+        for request in self._requests.unanswered():
+            self._send(request, now)
         self._pump(now)
-
-    def _resubscribe(self) -> None:
-        """Ask again for what the server forgot; token 0 marks requests that no caller waits for."""
-        unfinished = [packet_id for packet_id, request in self._requests.items() if request.token == 0]
-        for packet_id in unfinished:
-            del self._requests[packet_id]
-            self._identifiers.give_back(packet_id)
-        for subscription in self._subscriptions.values():
-            packet = Subscribe(self._identifiers.take(), [subscription.request], subscription.properties)
-            self._requests[packet.packet_id] = _Request(0, packet)
-
-    def _on_publish(self, packet: Publish, now: float) -> None:
-        if packet.properties is not None and packet.properties.topic_alias is not None:
-            self._resolve_alias(packet, packet.properties.topic_alias)
-        elif not packet.topic:
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBLISH with neither topic nor topic alias")
-        if packet.qos == 0:
-            self._events.append(MessageReceived(packet))
-        elif packet.qos == 1:
-            self._check_receive_maximum()
-            self._events.append(MessageReceived(packet))
-            if self.settings.acknowledge_on_receipt:
-                self._send(PubAck(packet.packet_id), now)
-            elif packet.packet_id not in self._held:
-                self._held[packet.packet_id] = packet
-                self._held_qos_1 += 1
-        elif packet.packet_id not in self._received:
-            self._check_receive_maximum()
-            self._received.add(packet.packet_id)
-            self._events.append(MessageReceived(packet))
-            if self.settings.acknowledge_on_receipt:
-                self._send(PubRec(packet.packet_id), now)
-            else:
-                self._held[packet.packet_id] = packet
-        elif packet.packet_id not in self._held:
-            self._send(PubRec(packet.packet_id), now)
-
-    def _check_receive_maximum(self) -> None:
-        # A 3.1.1 server was not told: its own window is what bounds it.
-        if self._version != MQTT_5 or not self.settings.enforce_receive_maximum:
-            return
-        if len(self._received) + self._held_qos_1 >= self.settings.receive_maximum:
-            raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more unacknowledged messages than we allow")
-
-    def _resolve_alias(self, packet: Publish, alias: int) -> None:
-        if alias == 0 or alias > self.settings.topic_alias_maximum:
-            raise RemoteProtocolError(reasons.TOPIC_ALIAS_INVALID, f"topic alias {alias} was not offered")
-        if packet.topic:
-            self._aliases_in[alias] = packet.topic
-            return
-        known = self._aliases_in.get(alias)
-        if known is None:
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"topic alias {alias} was never defined")
-        packet.topic = known
-
-    def _on_puback(self, packet: PubAck, now: float) -> None:
-        outgoing = self._outgoing.in_flight(packet.packet_id)
-        if outgoing is None:
-            return  # an answer to what an earlier connection sent
-        if outgoing.publish.qos != 1:
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
-        self._outgoing.acknowledge(packet.packet_id)
-        self._events.append(PublishCompleted(outgoing.token, packet.reason_code, _reason_string(packet.properties)))
-        self._pump(now)
-
-    def _on_pubrec(self, packet: PubRec, now: float) -> None:
-        outgoing = self._outgoing.in_flight(packet.packet_id)
-        if outgoing is None:
-            known = self._outgoing.is_releasing(packet.packet_id)
-            if packet.reason_code < 0x80:
-                self._send(PubRel(packet.packet_id, reasons.SUCCESS if known else reasons.PACKET_IDENTIFIER_NOT_FOUND), now)
-            return
-        if outgoing.publish.qos != 2:
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a QoS 1 message")
-        if packet.reason_code >= 0x80:
-            self._outgoing.acknowledge(packet.packet_id)
-            self._events.append(PublishCompleted(outgoing.token, packet.reason_code, _reason_string(packet.properties)))
-            self._pump(now)
-        else:
-            self._outgoing.release(packet.packet_id)
-            self._send(PubRel(packet.packet_id), now)
-
-    def _on_suback(self, packet: SubAck) -> None:
-        request = self._requests.get(packet.packet_id)
-        if request is None:
-            return
-        asked = request.packet
-        if not isinstance(asked, Subscribe) or len(packet.reason_codes) != len(asked.subscriptions):
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "SUBACK does not fit the SUBSCRIBE it answers")
-        del self._requests[packet.packet_id]
-        self._identifiers.give_back(packet.packet_id)
-        for subscription, reason_code in zip(asked.subscriptions, packet.reason_codes, strict=True):
-            if reason_code < 0x80:
-                self._subscriptions[subscription.topic_filter] = _Subscription(subscription, asked.properties)
-        if request.token:
-            self._events.append(SubscribeCompleted(request.token, packet.reason_codes, _reason_string(packet.properties)))
-
-    def _on_unsuback(self, packet: UnsubAck) -> None:
-        request = self._requests.get(packet.packet_id)
-        if request is None:
-            return
-        asked = request.packet
-        if not isinstance(asked, Unsubscribe):
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "UNSUBACK for a SUBSCRIBE")
-        codes = packet.reason_codes or [reasons.SUCCESS] * len(asked.topic_filters)
-        if len(codes) != len(asked.topic_filters):
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "UNSUBACK does not fit the UNSUBSCRIBE it answers")
-        del self._requests[packet.packet_id]
-        self._identifiers.give_back(packet.packet_id)
-        for topic_filter, reason_code in zip(asked.topic_filters, codes, strict=True):
-            if reason_code < 0x80:
-                self._subscriptions.pop(topic_filter, None)
-        self._events.append(UnsubscribeCompleted(request.token, codes, _reason_string(packet.properties)))
 
     def _on_disconnect(self, packet: Disconnect) -> None:
         reference = packet.properties.server_reference if packet.properties is not None else None
-        said = _reason_string(packet.properties) or reasons.name(packet.reason_code)
+        said = reason_string(packet.properties) or reasons.name(packet.reason_code)
         self._close(packet.reason_code, f"the broker ended the connection: {said}", True, reference)
 
     def _on_auth(self, packet: Auth, now: float) -> None:
@@ -556,8 +389,21 @@ class ClientMachine:
     # -- sending -----------------------------------------------------------------------------------------------------------
 
     def _send(self, packet: Packet, now: float) -> None:
-        self._output.append(encode(packet, self._version))
-        self._last_sent = now
+        self._write(encode(packet, self._version), now)
+
+    def _write(self, data: bytes, now: float) -> None:
+        self._output.append(data)
+        self._keep_alive.sent(now)
+
+    def _tell(self, event: SubscribeCompleted | UnsubscribeCompleted | None) -> None:
+        if event is not None:
+            self._events.append(event)
+
+    def _completed(self, event: PublishCompleted | None, now: float) -> None:
+        """An answer of the server ended a publish: tell it, and use its place in the window."""
+        if event is not None:
+            self._events.append(event)
+            self._pump(now)
 
     def _pump(self, now: float) -> None:
         """Send what the window allows."""
@@ -566,38 +412,16 @@ class ClientMachine:
             if outgoing is None:
                 return
             try:
-                reason_code = self._send_publish(outgoing.publish, now)
-                message = _unsendable(outgoing.publish, reason_code, self.limits) if reason_code else ""
+                self._write(self._publishes.encode(outgoing.publish, self.limits), now)
+            except RequestRefused as error:
+                self._withdraw(outgoing, error.reason_code, str(error))
             except LocalProtocolError as error:
                 # Its publisher has left long ago: the fault (in its properties) can only be told as a refusal.
-                reason_code = reasons.IMPLEMENTATION_SPECIFIC
-                message = str(error)
-            if reason_code:
-                self._outgoing.withdraw(outgoing.publish.packet_id)
-                self._events.append(PublishCompleted(outgoing.token, reason_code, message))
+                self._withdraw(outgoing, reasons.IMPLEMENTATION_SPECIFIC, str(error))
 
-    def _send_publish(self, message: Publish, now: float) -> int:
-        """Encode and send; returns 0, or the reason code why this server cannot be sent such a message."""
-        limits = self.limits
-        if message.qos > limits.maximum_qos:
-            return reasons.QOS_NOT_SUPPORTED
-        if message.retain and not limits.retain_available:
-            return reasons.RETAIN_NOT_SUPPORTED
-        packet = message
-        if self.settings.use_topic_aliases and limits.topic_alias_maximum > 0 and not message.dup:
-            packet = self._aliases_out.apply(message, limits.topic_alias_maximum)
-        sent = False
-        try:
-            data = encode(packet, self._version)
-            sent = len(data) <= limits.maximum_packet_bytes
-        finally:
-            if not sent and packet is not message and packet.topic:
-                self._aliases_out.forget(message.topic)  # the packet that would have defined it
-        if not sent:
-            return reasons.PACKET_TOO_LARGE
-        self._output.append(data)
-        self._last_sent = now
-        return 0
+    def _withdraw(self, outgoing: Outgoing, reason_code: int, message: str) -> None:
+        self._outgoing.withdraw(outgoing.publish.packet_id)
+        self._events.append(PublishCompleted(outgoing.token, reason_code, message))
 
     def _send_auth(self, method: str, reason_code: int, data: bytes | None, now: float) -> None:
         self._send(Auth(reason_code, Properties(authentication_method=method, authentication_data=data)), now)
@@ -609,47 +433,12 @@ class ClientMachine:
             self._identifiers.give_back(packet.packet_id)
             raise
         self._last_token += 1
-        self._requests[packet.packet_id] = _Request(self._last_token, packet)
+        self._requests.add(self._last_token, packet)
         if self.state == CONNECTED:
-            self._output.append(data)
-            self._last_sent = now
+            self._write(data, now)
         return self._last_token
 
-    def _check_subscription(self, subscription: SubscriptionRequest, properties: Properties | None) -> None:
-        """Refuse here what the server said it does not offer: sending it would end the connection."""
-        topic_filter = subscription.topic_filter
-        limits = self.limits
-        code = 0
-        if topic_filter.startswith("$share/") and not limits.shared_subscription_available:
-            code = reasons.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-        elif not limits.wildcard_subscription_available and ("+" in topic_filter or "#" in topic_filter):
-            code = reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-        elif properties is not None and properties.subscription_identifiers and not limits.subscription_identifier_available:
-            code = reasons.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
-        if code:
-            raise RequestRefused(code, f"cannot subscribe to {topic_filter!r} on this broker: {reasons.name(code)}")
-
-    def _connect_properties(self) -> Properties:
-        settings = self.settings
-        authentication = self._authentication
-        return Properties(
-            session_expiry_interval=settings.session_expiry_seconds or None,
-            receive_maximum=settings.receive_maximum,
-            maximum_packet_size=settings.max_packet_bytes,
-            topic_alias_maximum=settings.topic_alias_maximum or None,
-            request_response_information=1 if settings.request_response_information else None,
-            user_properties=settings.user_properties,
-            authentication_method=None if authentication is None else authentication.method,
-            authentication_data=None if authentication is None else authentication.start(),
-        )
-
-    # -- time and the end --------------------------------------------------------------------------------------------------
-
-    def _ping_due(self) -> float:
-        """Silence in either direction is worth a ping: a publisher at QoS 0 hears nothing unless it asks."""
-        if self.limits.keep_alive_seconds == 0:
-            return NEVER
-        return min(self._last_sent, self._last_received) + self.limits.keep_alive_seconds * PING_AT_FRACTION
+    # -- the end -----------------------------------------------------------------------------------------------------------
 
     def _fail(self, reason_code: int, message: str, now: float) -> None:
         """End the connection because of an error; MQTT 5 tells the server why."""
@@ -665,18 +454,5 @@ class ClientMachine:
         self.state = CLOSED
         self._re_authenticating = False
         self._connect_deadline = NEVER
-        self._ping_deadline = NEVER
+        self._keep_alive.stop()
         self._outgoing.closed()
-
-
-def _reason_string(properties: Properties | None) -> str | None:
-    return None if properties is None else properties.reason_string
-
-
-def _unsendable(message: Publish, reason_code: int, limits: ServerLimits) -> str:
-    """Why a message cannot go to this server, and what would."""
-    if reason_code == reasons.PACKET_TOO_LARGE:
-        return f"the message to {message.topic!r} is larger than the {limits.maximum_packet_bytes} bytes this broker accepts"
-    if reason_code == reasons.QOS_NOT_SUPPORTED:
-        return f"this broker serves QoS {limits.maximum_qos} at most: publish to {message.topic!r} with a lower one"
-    return f"this broker keeps no retained messages: publish to {message.topic!r} without retain"

@@ -1,4 +1,4 @@
-"""The client's outgoing messages: identifiers, window, waiting queue, what a new connection must resend, topic aliases.
+"""The client's outgoing messages: identifiers, window, waiting queue, what a new connection must resend.
 
 A message is in exactly one of four places, and moves only downwards:
 
@@ -8,15 +8,17 @@ A message is in exactly one of four places, and moves only downwards:
 
 ``quota`` is the send quota of MQTT 5.0 section 4.9: it starts at the server's Receive Maximum for each connection, each
 PUBLISH takes one, each PUBACK, PUBCOMP and failing PUBREC gives one back. Nothing here encodes or sends: the machine asks
-:meth:`OutgoingMessages.next_to_send` until it gives nothing.
+:meth:`OutgoingMessages.next_to_send` until it gives nothing, and hands in what the server answers.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from nearcast.errors import LocalProtocolError
-from nearcast.mqtt.packets import Properties, Publish
+from nearcast.errors import LocalProtocolError, RemoteProtocolError
+from nearcast.mqtt import reasons
+from nearcast.mqtt.client_events import PublishCompleted, reason_string
+from nearcast.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 
 
 class Outgoing:
@@ -110,24 +112,24 @@ class OutgoingMessages:
         """The connection is gone: nothing may be sent until the next."""
         self._quota = 0
 
-    def resume(self) -> list[int]:
+    def resume(self) -> list[PubRel]:
         """The server kept the session: in-flight messages go out again as duplicates, through the quota.
 
-        Returns the identifiers whose PUBREL must be sent again, in the order their PUBRECs came [MQTT-4.6.0-4]."""
+        Returns the PUBRELs that must be sent again, in the order their PUBRECs came [MQTT-4.6.0-4]."""
         # What is releasing still occupies the server's window until its PUBCOMP gives the place back.
         self._quota = max(0, self._window - len(self._releasing))
         self._unsent.clear()
         for packet_id, outgoing in self._in_flight.items():
             outgoing.publish.dup = True
             self._unsent.append(packet_id)
-        return list(self._releasing)
+        return [PubRel(packet_id) for packet_id in self._releasing]
 
-    def restart(self) -> list[Outgoing]:
+    def restart(self) -> list[PublishCompleted]:
         """The server kept nothing: in-flight messages become new ones, ahead of those that wait.
 
-        Returns the messages that were releasing. The server took them over before it lost the session, so they count as
+        Returns the ends of those that were releasing. The server took them over before it lost the session, so they count as
         delivered: sending them again would deliver them twice."""
-        finished = list(self._releasing.values())
+        finished = [PublishCompleted(outgoing.token, reasons.SUCCESS, None) for outgoing in self._releasing.values()]
         for packet_id in self._releasing:
             self._identifiers.give_back(packet_id)
         self._releasing.clear()
@@ -140,69 +142,48 @@ class OutgoingMessages:
         self._unsent.clear()
         return finished
 
-    def in_flight(self, packet_id: int) -> Outgoing | None:
-        return self._in_flight.get(packet_id)
+    def acknowledged(self, packet: PubAck) -> PublishCompleted | None:
+        """PUBACK: the end of a QoS 1 message. ``None`` when it answers what an earlier connection sent."""
+        outgoing = self._in_flight.get(packet.packet_id)
+        if outgoing is None:
+            return None
+        if outgoing.publish.qos != 1:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
+        self.withdraw(packet.packet_id)
+        return PublishCompleted(outgoing.token, packet.reason_code, reason_string(packet.properties))
 
-    def is_releasing(self, packet_id: int) -> bool:
-        return packet_id in self._releasing
+    def received(self, packet: PubRec) -> PubRel | PublishCompleted | None:
+        """PUBREC: the server has the message and only the identifier is still to be released, or it refuses the message."""
+        packet_id = packet.packet_id
+        outgoing = self._in_flight.get(packet_id)
+        if outgoing is None:
+            if packet.reason_code >= 0x80:
+                return None
+            known = packet_id in self._releasing
+            return PubRel(packet_id, reasons.SUCCESS if known else reasons.PACKET_IDENTIFIER_NOT_FOUND)
+        if outgoing.publish.qos != 2:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a QoS 1 message")
+        if packet.reason_code >= 0x80:
+            self.withdraw(packet_id)
+            return PublishCompleted(outgoing.token, packet.reason_code, reason_string(packet.properties))
+        self._releasing[packet_id] = self._in_flight.pop(packet_id)
+        return PubRel(packet_id)
 
-    def acknowledge(self, packet_id: int) -> None:
-        """PUBACK, or a PUBREC that refuses: the message leaves, its place in the window is free."""
-        del self._in_flight[packet_id]
-        self._free(packet_id)
+    def completed(self, packet: PubComp) -> PublishCompleted | None:
+        """PUBCOMP: the end of a QoS 2 message. ``None`` when no such message was releasing."""
+        outgoing = self._releasing.pop(packet.packet_id, None)
+        if outgoing is None:
+            return None
+        self._free(packet.packet_id)
+        # By PUBREC the server had the message: an error here is about the identifier only.
+        return PublishCompleted(outgoing.token, reasons.SUCCESS, None)
 
     def withdraw(self, packet_id: int) -> None:
-        """The message turned out not to be sendable on this connection; nothing went out."""
-        self.acknowledge(packet_id)
-
-    def release(self, packet_id: int) -> None:
-        """PUBREC: the server has the message; only the identifier is still to be released."""
-        self._releasing[packet_id] = self._in_flight.pop(packet_id)
-
-    def complete(self, packet_id: int) -> Outgoing | None:
-        """PUBCOMP: the end of a QoS 2 message. ``None`` when no such message was releasing."""
-        outgoing = self._releasing.pop(packet_id, None)
-        if outgoing is not None:
-            self._free(packet_id)
-        return outgoing
+        """A message in flight ends here: answered, refused, or not sendable on this connection. Its place is free again."""
+        del self._in_flight[packet_id]
+        self._free(packet_id)
 
     def _free(self, packet_id: int) -> None:
         self._identifiers.give_back(packet_id)
         if self._quota < self._window:
             self._quota += 1
-
-
-class TopicAliases:
-    """Aliases this side defined on the present connection: first come, first served, until the server's maximum is used."""
-
-    def __init__(self) -> None:
-        self._aliases: dict[str, int] = {}
-
-    def clear(self) -> None:
-        self._aliases.clear()
-
-    def apply(self, message: Publish, maximum: int) -> Publish:
-        """The message as it goes out: with its topic's alias if it has one or gets one, else unchanged."""
-        alias = self._aliases.get(message.topic, 0)
-        topic = ""
-        if alias == 0:
-            if len(self._aliases) >= maximum:
-                return message
-            alias = len(self._aliases) + 1
-            self._aliases[message.topic] = alias
-            topic = message.topic
-        original = message.properties or Properties()
-        properties = Properties(
-            payload_format_indicator=original.payload_format_indicator,
-            message_expiry_interval=original.message_expiry_interval,
-            content_type=original.content_type,
-            response_topic=original.response_topic,
-            correlation_data=original.correlation_data,
-            user_properties=original.user_properties,
-            topic_alias=alias,
-        )
-        return Publish(topic, message.payload, message.qos, message.retain, message.dup, message.packet_id, properties)
-
-    def forget(self, topic: str) -> None:
-        """The newest alias was not sent after all."""
-        del self._aliases[topic]
