@@ -3,6 +3,7 @@
 Owns when to write and when to read. Throughput runs are closed loops: a publisher may be ahead of its slowest subscriber by
 a window only, so no broker is driven into dropping, and it writes in batches of a fixed size, so every broker gets the same
 chunks whatever its speed. Latency runs are open loops: each message leaves at its due time whatever happened to the others.
+What arrived, and whether it is right, is :mod:`nearcast.bench.deliveries`'s.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nearcast.bench.acks import PublisherAcks
+from nearcast.bench.deliveries import Deliveries
 from nearcast.bench.patterns import Pattern, Plan, make_plan
 from nearcast.bench.process import cpu_seconds, waited_seconds
 from nearcast.bench.results import LoadResult, summarise
 from nearcast.bench.traffic import DISCONNECT, PublishBatch, PublishLayout
-from nearcast.bench.verify import ExpectedHeads, GroupTally, MemberChecker, StreamChecker, SubscriberStream
+from nearcast.bench.verify import ExpectedHeads, SubscriberStream
 from nearcast.bench.wire import RECEIVE_BYTES, Wire, open_session, subscribe
 from nearcast.errors import ConfigError, ConnectionClosed
 
@@ -39,7 +41,6 @@ _MAX_PAUSE_SECONDS = 0.005
 _MIN_PAUSE_SECONDS = 0.000_1
 _SMALL_READ = 64
 """Messages per ready connection below which deliveries are worth collecting."""
-_NEVER = np.iinfo(np.int64).max
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,6 @@ class Load:
         self._spin = (os.cpu_count() or 1) > 1
         self._idle_seconds = 0.0
 
-        count = len(plan.topics)
         self._copies = plan.copies
         widest = max(len(own) for own in plan.sources)
         under_way = min(STREAM_BYTES, TOTAL_BYTES // len(plan.filters)) // layout.packet_bytes
@@ -106,13 +106,7 @@ class Load:
         self._rolling = options.qos == 0 and len(plan.topics[0]) == 1 and not plan.group
         self._kept = (self._window // most + 2) * most if self._rolling else most
 
-        self._expected: npt.NDArray[np.int64] = np.full((len(plan.filters), count), _NEVER, dtype=np.int64)
-        for subscriber, own in enumerate(plan.sources):
-            self._expected[subscriber, own] = 0
-        self._written_off = [0] * count
-        self._tally = GroupTally(count) if plan.group else None
-        self._checkers: list[StreamChecker] = []
-        self._members: list[MemberChecker] = []
+        self._deliveries = Deliveries(plan)
 
     # --- opening and closing
 
@@ -131,14 +125,7 @@ class Load:
             if options.persistent:
                 self._sessions.append(client_id)
             subscribe(peer, filters, options.qos, options.version)
-            checker: StreamChecker | MemberChecker
-            if self._tally is not None:
-                checker = MemberChecker(self._tally, len(plan.topics))
-                self._members.append(checker)
-            else:
-                checker = StreamChecker(self._expected[number])
-                self._checkers.append(checker)
-            stream = SubscriberStream(heads, checker)
+            stream = SubscriberStream(heads, self._deliveries.checker(number))
             wire = self._add(Wire(peer, stream.feed))
             self._streams[wire.descriptor] = stream
         for number, topics in enumerate(plan.topics):
@@ -213,19 +200,11 @@ class Load:
             wire.watched = wire.blocked
             self._epoll.modify(wire.descriptor, select.EPOLLIN | (select.EPOLLOUT if wire.watched else 0))
 
-    def _delivered(self) -> list[int]:
-        """Per publisher, how far its slowest subscriber has come."""
-        if self._tally is not None:
-            progress = self._tally.received.tolist()
-        else:
-            progress = self._expected.min(axis=0).tolist()
-        return [max(pair) for pair in zip(progress, self._written_off, strict=True)]
-
     def _pump(self) -> int:
         """Let every publisher whose window has room for a batch write it; returns the messages under way after that."""
         options = self._options
         under_way = 0
-        for publisher, delivered, copies in zip(self._publishers, self._delivered(), self._copies, strict=True):
+        for publisher, delivered, copies in zip(self._publishers, self._deliveries.progress(), self._copies, strict=True):
             acks = publisher.acks
             ahead = acks.sent - delivered
             if not publisher.wire.blocked:
@@ -274,7 +253,7 @@ class Load:
             else:
                 self._idle_seconds += after - now
                 if after - quiet_since > STALL_SECONDS:
-                    self._written_off = [publisher.acks.sent for publisher in self._publishers]
+                    self._deliveries.write_off([publisher.acks.sent for publisher in self._publishers])
                     quiet_since = after
                     ready = 1
             now = after
@@ -305,7 +284,7 @@ class Load:
         while time.monotonic() - quiet_since < STALL_SECONDS:
             outstanding = any(
                 publisher.acks.sent > delivered or (self._options.qos and publisher.acks.in_flight)
-                for publisher, delivered in zip(self._publishers, self._delivered(), strict=True)
+                for publisher, delivered in zip(self._publishers, self._deliveries.progress(), strict=True)
             )
             if not outstanding and not any(wire.blocked for wire in self._wires.values()):
                 return
@@ -368,26 +347,15 @@ class Load:
         cpu, waited = usage
         known = self._broker_pid is not None and delivered > 0
         sent = [publisher.acks.sent for publisher in self._publishers]
-        if self._tally is not None:
-            lost = sum(self._tally.lost(number, count) for number, count in enumerate(sent))
-            duplicates = self._tally.duplicates
-        else:
-            lost = sum(
-                checker.lost(number, sent[number])
-                for checker, own in zip(self._checkers, self._plan.sources, strict=True)
-                for number in own
-            )
-            duplicates = sum(checker.duplicates for checker in self._checkers)
         return LoadResult(
             seconds=seconds,
             delivered=delivered,
             messages_per_second=delivered / seconds,
             published_total=sum(sent),
             delivered_total=self._received,
-            lost=lost,
-            duplicates=duplicates,
-            order_violations=sum(checker.order_violations for checker in self._checkers)
-            + sum(member.order_violations for member in self._members),
+            lost=self._deliveries.lost(sent),
+            duplicates=self._deliveries.duplicates,
+            order_violations=self._deliveries.order_violations,
             refused=sum(publisher.acks.refused for publisher in self._publishers),
             unexpected=sum(publisher.acks.unexpected + publisher.acks.disorder for publisher in self._publishers)
             + sum(stream.unexpected for stream in self._streams.values()),
