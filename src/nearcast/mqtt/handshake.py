@@ -180,6 +180,9 @@ class Handshake:
             return
         sessions = self._sessions
         session = sessions.by_client.get(client_id)
+        if session is not None and (0.0 < session.expires_at <= now or 0.0 < session.will_due_at <= now):
+            sessions.wake(session, now)  # what is due counts, also when time-outs were not looked at since
+            session = sessions.by_client.get(client_id)
         if session is not None and session.username != verdict.username:
             # A client identifier is no secret. Without this anyone who is let in could take anyone's messages.
             self._refuse(connection, reasons.NOT_AUTHORIZED, "this client identifier is in use by another user", None, now)
