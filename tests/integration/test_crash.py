@@ -8,12 +8,27 @@ from __future__ import annotations
 import os
 import random
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from nearcast.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from nearcast.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Properties,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    SubscriptionRequest,
+    Will,
+)
 from tests.integration.broker.running import wait_for
 from tests.integration.brokers import NearcastBroker
 from tests.integration.crash_load import Party, Publisher, Subscriber, drive
@@ -51,8 +66,7 @@ def test_kill_under_load(tmp_path: Path, sync: str) -> None:
         # While messages come in ...
         for due in sorted(rng.sample(range(len(publishers) * 2 * MESSAGES), 5)):
             drive(parties, port, lambda due=due: acknowledged(publishers) >= due, f"acknowledgement {due}")  # type: ignore[misc]
-            broker.kill()
-            broker.start()
+            crash(broker, rng)
             check_retained(port, publishers)
         drive(parties, port, lambda: all(p.done for p in publishers), "acknowledgement of every message")
         # ... and while those who were away take theirs.
@@ -61,8 +75,7 @@ def test_kill_under_load(tmp_path: Path, sync: str) -> None:
             for subscriber in away:
                 subscriber.wanted = True
             drive(parties, port, lambda due=due: away[0].count >= due, f"delivery {due} to a late client")  # type: ignore[misc]
-            broker.kill()
-            broker.start()
+            crash(broker, rng)
             check_retained(port, publishers)
 
         # What is published now comes behind all else, so nothing can follow it late.
@@ -94,6 +107,17 @@ def test_kill_under_load(tmp_path: Path, sync: str) -> None:
             party.lose()
         broker.restart()
         check_retained(port, publishers)
+
+
+def crash(broker: NearcastBroker, rng: random.Random) -> None:
+    """Kill and start again; every other time with a start in between that is killed while it writes the state anew."""
+    broker.kill()
+    if rng.random() < 0.5:
+        before = set(broker.data.iterdir())
+        process = broker.launch()
+        wait_for("a new generation", lambda: set(broker.data.iterdir()) - before or process.poll() is not None)
+        broker.kill()
+    broker.start()
 
 
 def acknowledged(publishers: Sequence[Publisher]) -> int:
@@ -155,6 +179,49 @@ def test_an_unfinished_delivery_goes_on_after_a_kill(tmp_path: Path) -> None:
             assert [giver.expect(PubComp).reason_code for _ in range(2)] == [0, 0]
             giver.send(Publish("t", b"last", 2, packet_id=1))
             assert taker.expect(Publish).payload == b"last"
+
+
+def test_everything_about_a_session_survives(tmp_path: Path) -> None:
+    """Subscriptions with their options, properties and expiry of what waits, wills; and time goes on meanwhile."""
+    with NearcastBroker(tmp_path, data=True) as broker:
+        with Wire(broker.port()) as taker, Wire(broker.port()) as brief, Wire(broker.port()) as device:
+            taker.connect("taker", expiry_seconds=1_000)
+            filters = [SubscriptionRequest("a/#", 2, retain_as_published=True), SubscriptionRequest("$share/group/b", 1)]
+            taker.send(Subscribe(1, filters, Properties(subscription_identifiers=[42])))
+            taker.expect(SubAck)
+            brief.connect("brief", expiry_seconds=1)
+            will = Will("a/will", b"died", 1, properties=Properties(content_type="text/plain"))
+            device.send(Connect("device", will=will, properties=Properties(session_expiry_interval=1_000)))
+            device.expect(ConnAck)
+            for leaving in (taker, brief):
+                leaving.send(Disconnect())
+                assert leaving.receive() is None
+            with Wire(broker.port()) as giver:
+                giver.connect()
+                marks = Properties(message_expiry_interval=1_000, user_properties=[("key", "1"), ("key", "2")])
+                giver.send(Publish("a/1", b"marked", 1, True, packet_id=1, properties=marks))
+                giver.send(Publish("a/2", b"short-lived", 2, packet_id=2, properties=Properties(message_expiry_interval=1)))
+                giver.send(Publish("b", b"shared", 1, packet_id=3))
+                assert [type(giver.receive()) for _ in range(3)] == [PubAck, PubRec, PubAck]
+            broker.kill()
+        killed_at = time.monotonic()
+        wait_for("the expiry", lambda: time.monotonic() > killed_at + 1.2)
+        broker.start()
+        with Wire(broker.port()) as taker, Wire(broker.port()) as brief:
+            assert taker.connect("taker", clean_start=False, expiry_seconds=1_000).session_present
+            marked, shared, died = (taker.expect(Publish) for _ in range(3))
+            assert (marked.payload, marked.qos, marked.retain) == (b"marked", 1, True)
+            assert marked.properties is not None
+            assert marked.properties.user_properties == [("key", "1"), ("key", "2")]
+            assert marked.properties.subscription_identifiers == [42]
+            assert 900 < (marked.properties.message_expiry_interval or 0) < 1_000
+            assert (shared.topic, shared.payload) == ("b", b"shared")
+            assert (died.topic, died.payload, died.qos) == ("a/will", b"died", 1)
+            assert died.properties is not None
+            assert died.properties.content_type == "text/plain"
+            assert not brief.connect("brief", clean_start=False).session_present
+            brief.send(Publish("a/3", b"live"), Publish("b", b"live"))
+            assert [taker.expect(Publish).topic for _ in range(2)] == ["a/3", "b"]
 
 
 @pytest.mark.parametrize("damage", ["torn", "cut short", "flipped bit"])
