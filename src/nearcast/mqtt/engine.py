@@ -283,7 +283,7 @@ class Engine:
                 )
             if packet_end > end:
                 connection.needed_bytes = int(packet_end - position)
-                if connection.state == AWAITING_CONNECT and first != 0x10:
+                if connection.state == AWAITING_CONNECT and first & 0xF0 != 0x10:
                     raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "the first packet must be CONNECT")
                 return int(position)
             if connection.state == CONNECTED and session is not None and first & 0xF0 == 0x30:
