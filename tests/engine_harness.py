@@ -31,6 +31,7 @@ from nearcast.mqtt.packets import (
     SubscriptionRequest,
     Will,
 )
+from nearcast.mqtt.publication import Terms
 from nearcast.mqtt.recovery import Recovery
 from nearcast.mqtt.session import RELEASED, Session
 
@@ -338,14 +339,14 @@ def durable_state(world: World) -> dict[str, object]:
             else:
                 index = sent.start + packet_id - sent.first_id
                 message = _message(sent.publication.topic, sent.publication.payloads()[index], sent.publication.properties)
-                inflight.append((packet_id, message, sent.qos, sent.retain, sent.identifiers))
+                inflight.append((packet_id, message, _terms(sent.terms)))
         queue: list[object] = []
         for pending in session.queue or []:
             payloads = pending.publication.payloads()
             for index in range(pending.start, pending.start + pending.count):
                 message = _message(pending.publication.topic, payloads[index], pending.publication.properties)
                 expires = round(pending.publication.expires_at, 3)
-                queue.append((message, pending.qos, pending.retain, pending.identifiers, expires))
+                queue.append((message, _terms(pending.terms), expires))
         found[session.client_id] = {
             "number": session.number,
             "expiry": session.expiry_seconds,
@@ -365,6 +366,10 @@ def durable_state(world: World) -> dict[str, object]:
         for message in engine.retained.all()
     }
     return found
+
+
+def _terms(terms: Terms) -> tuple[int, bool, bytes, str]:
+    return terms.qos, terms.retain, terms.identifiers, terms.via
 
 
 def _message(topic: bytes, payload: bytes, properties: bytes) -> tuple[bytes, bytes, bytes]:

@@ -67,6 +67,21 @@ class Form:
         return bytes([packet[0] | DUP_FLAG]) + packet[1:]
 
 
+class Terms:
+    """How one receiver gets a publication: QoS, retain flag, encoded subscription ``identifiers``.
+
+    ``via`` is the shared subscription that chose the receiver, as its whole filter, or empty.
+    """
+
+    def __init__(self, qos: int, retain: bool, identifiers: bytes, via: str = "") -> None:
+        self.qos = qos
+        self.retain = retain
+        self.identifiers = identifiers
+        self.via = via
+        #: The flags of a form at these terms, but for the protocol version.
+        self.flags = (qos << 1) | (RETAIN_FLAG if retain else 0)
+
+
 class Publication:
     """One or more messages of one topic that share QoS, retain flag and properties.
 

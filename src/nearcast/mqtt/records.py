@@ -17,7 +17,7 @@ from nearcast.mqtt.codec import encode_varint
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.packets import Will
 from nearcast.mqtt.properties import WILL_PROPERTIES, decode_properties, encode_properties
-from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.publication import Publication, Terms
 
 if TYPE_CHECKING:
     from nearcast.mqtt.session import Session
@@ -134,9 +134,13 @@ def publication_fields(publication: Publication, wall_offset: float) -> bytes:
     )
 
 
-def target(session_number: int, count: int, qos: int, retain: bool, identifiers: bytes) -> bytes:
+def terms_fields(terms: Terms) -> bytes:
+    return number(terms.qos | (4 if terms.retain else 0)) + blob(terms.identifiers) + blob(terms.via.encode("utf-8"))
+
+
+def target(session_number: int, count: int, terms: Terms) -> bytes:
     """One session that took on the first ``count`` messages of a publication."""
-    return number(session_number) + number(count) + number(qos | (4 if retain else 0)) + blob(identifiers)
+    return number(session_number) + number(count) + terms_fields(terms)
 
 
 def published(publication: Publication, targets: list[bytes], effects: Effects) -> bytes:
@@ -213,8 +217,7 @@ def state(of: Session) -> bytes:
         parts.append(b"\x01")
         parts.append(number(entry.publication.journal_key))
         parts.append(number(entry.start + packet_id - entry.first_id))
-        parts.append(number(entry.qos | (4 if entry.retain else 0)))
-        parts.append(blob(entry.identifiers))
+        parts.append(terms_fields(entry.terms))
     queue = of.queue
     parts.append(number(0 if queue is None else len(queue)))
     if queue is not None:
@@ -222,8 +225,7 @@ def state(of: Session) -> bytes:
             parts.append(number(pending.publication.journal_key))
             parts.append(number(pending.start))
             parts.append(number(pending.count))
-            parts.append(number(pending.qos | (4 if pending.retain else 0)))
-            parts.append(blob(pending.identifiers))
+            parts.append(terms_fields(pending.terms))
     ids = of.received_ids
     parts.append(blob(b"" if ids is None else b"".join([packet_id.to_bytes(2, "big") for packet_id in sorted(ids)])))
     return b"".join(parts)
@@ -279,6 +281,11 @@ class Fields:
         flags = self.number()
         properties, self.position = decode_properties(self.data, self.position, WILL_PROPERTIES)
         return Will(topic, payload, flags & 3, (flags & 4) != 0, properties)
+
+    def terms(self) -> Terms:
+        flags = self.number()
+        identifiers = self.blob()
+        return Terms(flags & 3, (flags & 4) != 0, identifiers, self.blob().decode("utf-8"))
 
     def publication(self, wall_offset: float) -> Publication:
         journal_key = self.number()

@@ -157,10 +157,9 @@ class Recovery:
         for _ in range(fields.number()):
             session = self._engine.sessions.by_number.get(fields.number())
             count = fields.number()
-            flags = fields.number()
-            identifiers = fields.blob()
+            terms = fields.terms()
             if session is not None:
-                _append(session, Pending(publication, 0, count, flags & 3, (flags & 4) != 0, identifiers))
+                _append(session, Pending(publication, 0, count, terms))
 
     def _take(self, session: Session, count: int) -> list[Pending]:
         """Remove ``count`` messages from the front of a queue."""
@@ -171,7 +170,7 @@ class Recovery:
                 raise ValueError("more messages left a queue than were in it")
             front = queue[0]
             step = min(count, front.count)
-            taken.append(Pending(front.publication, front.start, step, front.qos, front.retain, front.identifiers))
+            taken.append(Pending(front.publication, front.start, step, front.terms))
             front.start += step
             front.count -= step
             session.queued_messages -= step
@@ -183,7 +182,7 @@ class Recovery:
 
     def _send(self, session: Session, first_id: int, count: int) -> None:
         for stretch in self._take(session, count):
-            sent = Sent(stretch.publication, stretch.start, first_id, stretch.qos, stretch.retain, stretch.identifiers)
+            sent = Sent(stretch.publication, stretch.start, first_id, stretch.terms)
             for packet_id in range(first_id, first_id + stretch.count):
                 session.inflight[packet_id] = sent
             first_id += stretch.count
@@ -231,14 +230,12 @@ class Recovery:
                 continue
             publication = self._publication(fields.number())
             index = fields.number()
-            flags = fields.number()
-            session.inflight[packet_id] = Sent(publication, index, packet_id, flags & 3, (flags & 4) != 0, fields.blob())
+            session.inflight[packet_id] = Sent(publication, index, packet_id, fields.terms())
         for _ in range(fields.number()):
             publication = self._publication(fields.number())
             start = fields.number()
             count = fields.number()
-            flags = fields.number()
-            _append(session, Pending(publication, start, count, flags & 3, (flags & 4) != 0, fields.blob()))
+            _append(session, Pending(publication, start, count, fields.terms()))
         session.received_ids = set(_ids(fields.blob()))
 
     def _publication(self, key: int) -> Publication:

@@ -9,6 +9,7 @@ from nearcast.mqtt.codec import encode
 from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.packets import SubAck, Subscribe, SubscriptionRequest, UnsubAck, Unsubscribe
+from nearcast.mqtt.publication import Terms
 from nearcast.mqtt.retained import RetainedMessages
 from nearcast.mqtt.routing import Router, encode_identifier
 from nearcast.mqtt.session import Session
@@ -96,7 +97,7 @@ class Requests:
             if message.expired(now):
                 self._forget(message.topic)
                 continue
-            self._router.deliver(session, message, min(message.qos, subscription.qos), True, identifiers, now)
+            self._router.deliver(session, message, Terms(min(message.qos, subscription.qos), True, identifiers), now)
 
     def _forget(self, topic: bytes) -> None:
         stats = self._effects.stats

@@ -12,10 +12,10 @@ from nearcast.errors import RemoteProtocolError
 from nearcast.mqtt import reasons, records
 from nearcast.mqtt.codec import encode_varint
 from nearcast.mqtt.effects import Effects
-from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.subscriptions import SharedGroup, Subscription, SubscriptionTree
-from nearcast.mqtt.topics import is_string, topic_fault
+from nearcast.mqtt.topics import is_string, parse_shared, topic_fault
 
 #: Topics whose routes are remembered. The whole memory is dropped when it is full: it refills at the cost of one match each.
 MAX_ROUTES: Final = 100_000
@@ -32,12 +32,24 @@ class Target:
         self.no_local = subscription.no_local
         self.retain_as_published = subscription.retain_as_published
         self.identifiers = encode_identifier(subscription.identifier)
+        self._terms = Terms(self.qos, False, self.identifiers)
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)
         self.no_local = self.no_local and subscription.no_local
         self.retain_as_published = self.retain_as_published or subscription.retain_as_published
         self.identifiers += encode_identifier(subscription.identifier)
+        self._terms = Terms(self.qos, False, self.identifiers)
+
+    def terms_for(self, publication: Publication) -> Terms:
+        """How this session gets a publication. The last answer is remembered: mostly it is the next one too."""
+        terms = self._terms
+        qos = min(publication.qos, self.qos)
+        retain = publication.retain and self.retain_as_published
+        if terms.qos != qos or terms.retain != retain:
+            terms = Terms(qos, retain, self.identifiers)
+            self._terms = terms
+        return terms
 
 
 class Route:
@@ -146,38 +158,35 @@ class Router:
             session = target.session
             if target.no_local and session is publisher:
                 continue
-            retain = publication.retain and target.retain_as_published
-            qos = min(publication.qos, target.qos)
-            if qos == 0:
+            terms = target.terms_for(publication)
+            if terms.qos == 0:
                 connection = session.connection
                 if connection is not None:
-                    connection.send_qos0(publication, retain, target.identifiers, now)
+                    connection.send_qos0(publication, terms.retain, terms.identifiers, now)
                 continue
-            accepted = session.deliver(publication, qos, retain, target.identifiers, now)
+            accepted = session.deliver(publication, terms, now)
             if accepted and session.durable:
-                durable.append(records.target(session.number, accepted, qos, retain, target.identifiers))
+                durable.append(records.target(session.number, accepted, terms))
         if durable:
             log[place] = records.published(publication, durable, self.effects)
         elif gated:
             del log[place]
 
-    def deliver(
-        self, session: Session, publication: Publication, qos: int, retain: bool, identifiers: bytes, now: float
-    ) -> None:
+    def deliver(self, session: Session, publication: Publication, terms: Terms, now: float) -> None:
         """Hand a publication to one session (retained messages, shared subscriptions)."""
-        if qos == 0:
+        if terms.qos == 0:
             connection = session.connection
             if connection is not None:
-                connection.send_qos0(publication, retain, identifiers, now)
+                connection.send_qos0(publication, terms.retain, terms.identifiers, now)
             return
         log = self.effects.records
         place = len(log)
         if session.durable:
             log.append(b"")
-        accepted = session.deliver(publication, qos, retain, identifiers, now)
+        accepted = session.deliver(publication, terms, now)
         if session.durable:
             if accepted:
-                target = records.target(session.number, accepted, qos, retain, identifiers)
+                target = records.target(session.number, accepted, terms)
                 log[place] = records.published(publication, [target], self.effects)
             else:
                 del log[place]
@@ -201,7 +210,18 @@ class Router:
         for part in publication.parts(len(chosen)):
             member = chosen[turn]
             turn = (turn + 1) % len(chosen)
-            retain = publication.retain and member.retain_as_published
-            qos = min(publication.qos, member.qos)
-            self.deliver(member.session, part, qos, retain, encode_identifier(member.identifier), now)
+            terms = Terms(
+                min(publication.qos, member.qos),
+                publication.retain and member.retain_as_published,
+                encode_identifier(member.identifier),
+                member.topic_filter,
+            )
+            self.deliver(member.session, part, terms, now)
         group.turn = turn
+
+    def pass_on(self, topic_filter: str, publication: Publication, now: float) -> None:
+        """Messages of a shared subscription whose receiver ended: give them to another member, if there is one."""
+        group, inner = parse_shared(topic_filter)
+        shared = self.tree.find_group(group, inner)
+        if shared is not None:
+            self._publish_shared(shared, publication, now)

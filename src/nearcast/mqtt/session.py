@@ -26,7 +26,7 @@ from nearcast.mqtt import reasons, records
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.packets import PubComp, PubRel
-from nearcast.mqtt.publication import Publication, build
+from nearcast.mqtt.publication import Publication, Terms, build
 
 if TYPE_CHECKING:
     from nearcast.mqtt.connection import Connection
@@ -40,31 +40,26 @@ MAX_PACKET_ID: Final = 65_535
 class Sent:
     """A stretch of a publication that went out under consecutive identifiers from ``first_id`` on."""
 
-    def __init__(
-        self, publication: Publication, start: int, first_id: int, qos: int, retain: bool, identifiers: bytes
-    ) -> None:
+    def __init__(self, publication: Publication, start: int, first_id: int, terms: Terms) -> None:
         self.publication = publication
         self.start = start
         self.first_id = first_id
-        self.qos = qos
-        self.retain = retain
-        self.identifiers = identifiers
+        self.terms = terms
+        self.qos = terms.qos
 
 
 #: Stands in ``inflight`` for a QoS 2 message whose content the client has: only PUBREL and PUBCOMP remain.
-RELEASED: Final = Sent(build(b"released", b"", 0, False), 0, 0, 2, False, b"")
+RELEASED: Final = Sent(build(b"released", b"", 0, False), 0, 0, Terms(2, False, b""))
 
 
 class Pending:
     """A stretch of a publication that waits in the queue."""
 
-    def __init__(self, publication: Publication, start: int, count: int, qos: int, retain: bool, identifiers: bytes) -> None:
+    def __init__(self, publication: Publication, start: int, count: int, terms: Terms) -> None:
         self.publication = publication
         self.start = start
         self.count = count
-        self.qos = qos
-        self.retain = retain
-        self.identifiers = identifiers
+        self.terms = terms
 
 
 class Unsent:
@@ -108,18 +103,18 @@ class Session:
 
     # --- outbound -------------------------------------------------------------------------------------------------------
 
-    def deliver(self, publication: Publication, qos: int, retain: bool, identifiers: bytes, now: float) -> int:
+    def deliver(self, publication: Publication, terms: Terms, now: float) -> int:
         """Take on the messages of a publication at QoS 1 or 2; returns how many of them, from the first on, were accepted."""
         sent = 0
         connection = self.connection
         if connection is not None and not self.queued_messages and self.unsent is None and connection.has_room():
-            sent = self._send(connection, publication, 0, publication.count, qos, retain, identifiers, now)
+            sent = self._send(connection, publication, 0, publication.count, terms, now)
         left = publication.count - sent
         if left == 0:
             return sent
-        return sent + self._enqueue(publication, sent, left, qos, retain, identifiers)
+        return sent + self._enqueue(publication, sent, left, terms)
 
-    def _enqueue(self, publication: Publication, start: int, count: int, qos: int, retain: bool, identifiers: bytes) -> int:
+    def _enqueue(self, publication: Publication, start: int, count: int, terms: Terms) -> int:
         stats = self.effects.stats
         room = self.max_queued_messages - self.queued_messages
         size = publication.stride
@@ -138,7 +133,7 @@ class Session:
         if queue is None:
             queue = deque()
             self.queue = queue
-        queue.append(Pending(publication, start, count, qos, retain, identifiers))
+        queue.append(Pending(publication, start, count, terms))
         self.queued_messages += count
         self.queued_bytes += count * size
         stats.queued_messages += count
@@ -151,9 +146,7 @@ class Session:
         publication: Publication,
         start: int,
         count: int,
-        qos: int,
-        retain: bool,
-        identifiers: bytes,
+        terms: Terms,
         now: float,
     ) -> int:
         """Put in flight as many messages as the window admits; returns how many are dealt with."""
@@ -162,9 +155,8 @@ class Session:
         if room <= 0:
             return 0
         stats = self.effects.stats
-        flags = connection.form_flags | (qos << 1) | (1 if retain else 0)
         alias = 0 if connection.alias_out_maximum == 0 else connection.alias_for(publication.topic, held=True)
-        form = publication.form(flags, identifiers, alias, now)
+        form = publication.form(connection.form_flags | terms.flags, terms.identifiers, alias, now)
         if form.stride > connection.max_packet_bytes:  # dropped as if it had been sent and acknowledged [MQTT-3.1.2-25]
             stats.dropped_too_large += count
             if alias > 0:
@@ -177,7 +169,7 @@ class Session:
         done = 0
         while done < count:
             first_id = self._free_id()
-            sent = Sent(publication, start + done, first_id, qos, retain, identifiers)
+            sent = Sent(publication, start + done, first_id, terms)
             inflight[first_id] = sent
             stretch: i64 = 1
             limit: i64 = min(count - done, MAX_PACKET_ID + 1 - first_id)
@@ -193,7 +185,7 @@ class Session:
             if self.durable:
                 self.effects.records.append(records.sent(self.number, first_id, int(stretch)))
             done += int(stretch)
-        stats.publishes_sent[qos] += done
+        stats.publishes_sent[terms.qos] += done
         stats.publish_bytes_sent += done * form.stride
         stats.inflight_messages += done
         connection.messages_out += done
@@ -226,16 +218,7 @@ class Session:
                 if self.durable:
                     self.effects.records.append(records.dropped(self.number, done))
             else:
-                done = self._send(
-                    connection,
-                    publication,
-                    pending.start,
-                    pending.count,
-                    pending.qos,
-                    pending.retain,
-                    pending.identifiers,
-                    now,
-                )
+                done = self._send(connection, publication, pending.start, pending.count, pending.terms, now)
                 if done == 0:
                     break
             size = done * publication.stride
@@ -276,8 +259,7 @@ class Session:
             if sent is RELEASED:
                 connection.push_held(encode(PubRel(packet_id), connection.version))
                 continue
-            flags = connection.form_flags | (sent.qos << 1) | (1 if sent.retain else 0)
-            form = sent.publication.form(flags, sent.identifiers, 0, now)
+            form = sent.publication.form(connection.form_flags | sent.terms.flags, sent.terms.identifiers, 0, now)
             if form.stride > connection.max_packet_bytes:
                 self._forget(packet_id)
                 self.effects.stats.dropped_too_large += 1
@@ -287,6 +269,21 @@ class Session:
             self.effects.stats.resent += 1
         self.unsent = None
         return True
+
+    def orphans(self) -> list[tuple[str, Publication]]:
+        """What came through shared subscriptions and this session never got, as (filter, messages): others may have it.
+
+        A QoS 2 message that was sent is not among them: it may have arrived [MQTT-4.8.2-5].
+        """
+        found: list[tuple[str, Publication]] = []
+        for packet_id, sent in self.inflight.items():
+            if sent.terms.via and sent.qos == 1:
+                found.append((sent.terms.via, sent.publication.cut(sent.start + packet_id - sent.first_id, 1)))
+        if self.queue is not None:
+            for pending in self.queue:
+                if pending.terms.via:
+                    found.append((pending.terms.via, pending.publication.cut(pending.start, pending.count)))
+        return found
 
     def _forget(self, packet_id: int) -> None:
         del self.inflight[packet_id]
@@ -305,13 +302,13 @@ class Session:
         while position < end:
             packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
             position += 2
-            sent = inflight.pop(packet_id, None)
+            sent = inflight.get(packet_id)
             if sent is None:
                 continue
             if sent.qos != 1:
-                inflight[packet_id] = sent
                 self._freed(freed, packet_ids[: position - 2], now)
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a message that was sent at QoS 2")
+            del inflight[packet_id]
             freed += 1
         self._freed(freed, packet_ids, now)
 
@@ -356,16 +353,16 @@ class Session:
         known: list[bytes] = []
         while position < end:
             packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
-            sent = inflight.pop(packet_id, None)
+            sent = inflight.get(packet_id)
             if sent is None:
                 self._release(connection, known)
                 known = []
                 self._release_unknown(connection, packet_id)
             elif sent.qos != 2:
-                inflight[packet_id] = sent
                 self._release(connection, known)
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a message that was sent at QoS 1")
             else:
+                del inflight[packet_id]
                 inflight[packet_id] = RELEASED  # at the end: PUBRELs are sent in the order of PUBRECs [MQTT-4.6.0-4]
                 known.append(packet_ids[position : position + 2])
             position += 2

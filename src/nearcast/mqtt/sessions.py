@@ -150,6 +150,7 @@ class Sessions:
         """Forget the session; a will that still waits is published now [MQTT-3.1.2-8]."""
         stats = self._effects.stats
         self.publish_will(session, now)
+        orphans = session.orphans()
         for subscription in session.subscriptions.values():
             group, inner = parse_shared(subscription.topic_filter)
             self._tree.remove(group, inner, session.client_id)
@@ -168,6 +169,8 @@ class Sessions:
         if session.durable:
             session.durable = False
             self._effects.records.append(records.session_ended(session.number))
+        for topic_filter, messages in orphans:
+            self._router.pass_on(topic_filter, messages, now)
 
     def publish_will(self, session: Session, now: float) -> None:
         """Publish the session's will, once."""

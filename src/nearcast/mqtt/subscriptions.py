@@ -122,6 +122,20 @@ class SubscriptionTree:
                     parent.children = None
         return True
 
+    def find_group(self, group: str, inner_filter: str) -> SharedGroup | None:
+        """The shared subscription of this name and filter, if it has members."""
+        levels = inner_filter.encode("utf-8").split(b"/")
+        ends_in_hash = levels[-1] == b"#"
+        node: Node | None = self._root
+        for level in levels[:-1] if ends_in_hash else levels:
+            if node is None:
+                return None
+            node = _child(node, level)
+        if node is None:
+            return None
+        groups = node.hash_groups if ends_in_hash else node.groups
+        return None if groups is None else groups.get(group)
+
     def match(self, topic: bytes) -> Match:
         """Everything that wants ``topic``."""
         found = Match()
