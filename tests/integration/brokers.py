@@ -39,6 +39,7 @@ class NearcastBroker(RunningBroker):
     def __init__(self, directory: Path, config: str = "", *, data: bool = False, arguments: Sequence[str] = ()) -> None:
         super().__init__(directory, *arguments, config=config)
         self.data = directory / "data"
+        self.launches = 0
         if data:
             self._arguments += ["--data", str(self.data)]
 
@@ -52,6 +53,7 @@ class NearcastBroker(RunningBroker):
             # A process group of its own: whatever the broker may start ends with it.
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self.process = process
+        self.launches += 1
         running.append(self)
         return process
 

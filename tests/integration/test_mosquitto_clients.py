@@ -39,10 +39,16 @@ def run(broker: NearcastBroker, tool: str, version: str, *arguments: str, stdin:
     return result.stdout
 
 
+def subscriptions(broker: NearcastBroker) -> float:
+    """Subscriptions there are, once every client of earlier tests has left."""
+    wait_for("the end of earlier clients", lambda: broker.metric("connected_clients") == 0)
+    return broker.metric("subscriptions")
+
+
 @contextmanager
 def subscribed(broker: NearcastBroker, version: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A ``mosquitto_sub`` whose subscriptions are in place; it must end by itself (``-C``) and well."""
-    before = broker.metric("subscriptions")
+    before = subscriptions(broker)
     wanted = arguments.count("-t")
     limit = ["-W", str(int(PATIENCE_SECONDS))]
     process = subprocess.Popen(words(broker, "mosquitto_sub", version, *arguments, *limit), stdout=subprocess.PIPE)
@@ -122,7 +128,7 @@ def test_a_session_keeps_what_came_meanwhile(broker: NearcastBroker, version: st
 
 def test_shared_subscription(broker: NearcastBroker, tmp_path: Path) -> None:
     files = [tmp_path / "first", tmp_path / "second"]
-    before = broker.metric("subscriptions")
+    before = subscriptions(broker)
     members: list[subprocess.Popen[bytes]] = []
     try:
         for file, version in zip(files, ("311", "5"), strict=True):

@@ -17,8 +17,9 @@ import pytest
 from nearcast.mqtt import reasons
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.packets import Connect, Disconnect, Properties, PubAck, Publish
-from tests.integration.broker.running import wait_for
+from tests.integration.broker.running import Authority, wait_for
 from tests.integration.brokers import NearcastBroker, nearcast_broker
+from tests.integration.tools import require
 from tests.integration.wire import Wire
 
 pytestmark = pytest.mark.integration
@@ -76,35 +77,53 @@ def exchange_is_possible(broker: NearcastBroker) -> None:
 
 @pytest.mark.parametrize(("version", "kind"), [(4, "tcp"), (5, "tcp"), (5, "ws")])
 def test_qos_0_for_a_client_that_stops_reading(broker: NearcastBroker, version: int, kind: str) -> None:
+    with Wire(broker.port(kind), version, receive_buffer_bytes=4_096, websocket=kind == "ws") as stalled:
+        flood_past(broker, stalled)
+
+
+def test_qos_0_for_a_client_that_stops_reading_tls(tmp_path: Path) -> None:
+    require("openssl")
+    authority = Authority(tmp_path)
+    authority.issue("localhost", "server")
+    secure = '[[listeners]]\nkind = "tls"\nport = 0\ncertificate_file = "server.pem"\nkey_file = "server.key"\n'
+    context = authority.client_context()
+    with (
+        NearcastBroker(tmp_path, CONFIG + secure) as broker,
+        Wire(broker.port("tls"), receive_buffer_bytes=4_096, tls=context) as stalled,
+    ):
+        flood_past(broker, stalled)
+
+
+def flood_past(broker: NearcastBroker, stalled: Wire) -> None:
     """Hundreds of megabytes pass a client that takes none of them; its neighbour gets every one."""
     total, payload_bytes, at_once = 4_096, 65_536, 8
     before = dropped(broker, "slow_consumer")
-    with Wire(broker.port(kind), version, receive_buffer_bytes=4_096, websocket=kind == "ws") as stalled:
-        with Wire(broker.port(), version) as reader, Wire(broker.port(), version) as publisher:
-            for client in (stalled, reader):
-                client.connect()
-                client.subscribe("flood/#")
-            publisher.connect()
-            memory = broker.resident_bytes()
-            peak = 0
-            packets = encode(Publish("flood/0", bytes(payload_bytes)), version) * at_once
-            received = 0
-            for _ in range(total // at_once):
-                publisher.socket.sendall(packets)
-                expected = received + len(packets)
-                while received < expected:  # the neighbour keeps up, so that nothing may be dropped for it
-                    received += len(reader.socket.recv(MEBIBYTE))
-                peak = max(peak, broker.resident_bytes())
-            assert received == total // at_once * len(packets)
-        lost = dropped(broker, "slow_consumer") - before
-        assert peak - memory < SLACK_BYTES, f"{total * payload_bytes / MEBIBYTE:.0f} MiB grew the broker by {peak - memory}"
-        # All but what fits the broker's own bound and the kernel's buffers.
-        assert total - 32 * MEBIBYTE // payload_bytes < lost < total
-        with Wire(broker.port()) as observer:
-            observer.connect()
-            seen = observer.subscribe("$SYS/broker/publish/messages/dropped")
-            while not seen or float(seen[-1].payload) < before + lost:
-                seen.append(observer.expect(Publish))
+    version = stalled.version
+    with Wire(broker.port(), version) as reader, Wire(broker.port(), version) as publisher:
+        for client in (stalled, reader):
+            client.connect()
+            client.subscribe("flood/#")
+        publisher.connect()
+        memory = broker.resident_bytes()
+        peak = 0
+        packets = encode(Publish("flood/0", bytes(payload_bytes)), version) * at_once
+        received = 0
+        for _ in range(total // at_once):
+            publisher.socket.sendall(packets)
+            expected = received + len(packets)
+            while received < expected:  # the neighbour keeps up, so that nothing may be dropped for it
+                received += len(reader.socket.recv(MEBIBYTE))
+            peak = max(peak, broker.resident_bytes())
+        assert received == total // at_once * len(packets)
+    lost = dropped(broker, "slow_consumer") - before
+    assert peak - memory < SLACK_BYTES, f"{total * payload_bytes / MEBIBYTE:.0f} MiB grew the broker by {peak - memory}"
+    # All but what fits the broker's own bound and the kernel's buffers.
+    assert total - 32 * MEBIBYTE // payload_bytes < lost < total
+    with Wire(broker.port()) as observer:
+        observer.connect()
+        seen = observer.subscribe("$SYS/broker/publish/messages/dropped")
+        while not seen or float(seen[-1].payload) < before + lost:
+            seen.append(observer.expect(Publish))
 
 
 @pytest.mark.parametrize("fixture", ["broker", "durable_broker"])
@@ -263,14 +282,17 @@ def test_oversized_packets_are_refused_by_their_header(broker: NearcastBroker, v
 
 
 def test_a_client_that_takes_nothing_for_too_long_is_cut_off(tmp_path: Path) -> None:
-    with NearcastBroker(tmp_path, "[limits]\nstall_timeout_seconds = 1\nmax_output_bytes = 65536\n") as broker:  # noqa: SIM117
-        with Wire(broker.port(), receive_buffer_bytes=4_096) as stalled, Wire(broker.port()) as publisher:
-            stalled.connect("stalled")
-            stalled.subscribe("flood")
-            publisher.connect()
-            deadline = time.monotonic() + 20
-            while broker.metric("connected_clients") == 2:
-                publisher.send(Publish("flood", bytes(65_536)))
-                assert time.monotonic() < deadline, "the stalled client is still connected"
-            broker.wait_for_log('reason="took no data for too long"')
-            exchange_is_possible(broker)
+    with (
+        NearcastBroker(tmp_path, "[limits]\nstall_timeout_seconds = 1\nmax_output_bytes = 65536\n") as broker,
+        Wire(broker.port(), receive_buffer_bytes=4_096) as stalled,
+        Wire(broker.port()) as publisher,
+    ):
+        stalled.connect("stalled")
+        stalled.subscribe("flood")
+        publisher.connect()
+        deadline = time.monotonic() + 20
+        while broker.metric("connected_clients") == 2:
+            publisher.send(Publish("flood", bytes(65_536)))
+            assert time.monotonic() < deadline, "the stalled client is still connected"
+        broker.wait_for_log('reason="took no data for too long"')
+        exchange_is_possible(broker)

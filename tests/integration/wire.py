@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from typing import TypeVar, cast
 
 from nearcast.mqtt.packets import (
@@ -25,13 +26,21 @@ class Wire(RawClient):
     """One connection. ``receive_buffer_bytes`` shrinks the kernel's buffer, for clients that shall be slow."""
 
     def __init__(
-        self, port: int, version: int = MQTT_5, *, receive_buffer_bytes: int | None = None, websocket: bool = False
+        self,
+        port: int,
+        version: int = MQTT_5,
+        *,
+        receive_buffer_bytes: int | None = None,
+        websocket: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         sock = socket.socket()
         if receive_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         sock.settimeout(PATIENCE_SECONDS)
         sock.connect(("127.0.0.1", port))
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname="localhost")
         super().__init__(cast(socket.socket, WebSocketStream(sock)) if websocket else sock, version)
         self.version = version
 
