@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -237,18 +238,20 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         recover(tmp_path / "file")
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """Files of this process end at 6,000 bytes, as on a disk that is full."""
+    """Files of this process end at 6,000 bytes, as on a disk that is full. Not for a whole test: pytest's output may be a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_reported_and_leaves_whole_frames(directory: Path, small_files: None) -> None:
+def test_a_full_disk_is_reported_and_leaves_whole_frames(directory: Path) -> None:
     world = World(durable=True)
     journal = opened(directory, world)
     world.frames = Appended(journal)
@@ -257,12 +260,13 @@ def test_a_full_disk_is_reported_and_leaves_whole_frames(directory: Path, small_
     bob = world.connect("bob", 4)
     kept = 0
     failure: StorageUnavailable | None = None
-    while failure is None:
-        try:
-            bob.publish("t", b"x" * 300, 1, packet_id=kept + 1)
-            kept += 1
-        except StorageUnavailable as error:
-            failure = error
+    with small_files():
+        while failure is None:
+            try:
+                bob.publish("t", b"x" * 300, 1, packet_id=kept + 1)
+                kept += 1
+            except StorageUnavailable as error:
+                failure = error
     assert "cannot be written" in str(failure)
     assert Path(failure.path).parent == directory
     assert kept > 5
