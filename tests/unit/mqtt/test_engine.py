@@ -555,3 +555,20 @@ def test_a_retained_message_and_a_new_one_never_share_a_journal_key() -> None:
     key = other.engine.retained.all()[0].journal_key
     assert key > 0
     assert other.engine.effects.next_journal_key > key
+
+
+def test_a_message_is_written_again_in_the_generation_that_needs_it() -> None:
+    """The file that held its content first may be gone by then."""
+    world = World(durable=True)
+    reader = world.persistent("reader")
+    reader.subscribe("r", 1)
+    world.connect("p", 4).publish("r", b"retained", 1, retain=True)
+    reader.acknowledge_all()
+    snapshot = Snapshot(world.engine)
+    frames = []
+    while found := snapshot.step(10_000):
+        frames.append(found)
+    world.frames.clear()
+    reader.subscribe("r", 1, packet_id=2)
+    assert len(world.session("reader").inflight) == 1
+    assert durable_state(world.recovered(frames + world.frames)) == durable_state(world)
