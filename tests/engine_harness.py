@@ -311,6 +311,7 @@ class World:
             assert session.queued_messages == sum(pending.count for pending in queue)
             assert session.queued_bytes == sum(pending.count * pending.publication.stride for pending in queue)
             assert all(pending.count > 0 for pending in queue)
+            assert session.inflight_bytes == sum(sent.size for sent in session.inflight.values())
             assert session.queued_messages <= session.max_queued_messages
             assert session.queued_bytes <= session.max_queued_bytes
             assert engine.sessions.by_number[session.number] is session

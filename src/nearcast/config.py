@@ -45,7 +45,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     counted (``queue_full``). Too low loses messages of sleeping clients; too high costs memory."""
 
     max_queued_bytes: int = 67_108_864
-    """The same bound in bytes of wire form; whichever is reached first holds."""
+    """The same bound in bytes of wire form; whichever is reached first holds. Messages in flight are bounded by as many bytes
+    again: a client that takes messages and does not acknowledge them gets no more until it does."""
 
     max_output_bytes: int = 1_048_576
     """Bytes kept for a connected client that reads too slowly. Above it QoS 0 messages for that client are dropped and counted

@@ -65,12 +65,16 @@ class ConfigError(NearcastError):
 
 
 class StorageCorrupt(NearcastError):
-    """A file on disk holds something it cannot hold. Everything before ``offset`` in ``path`` was good."""
+    """A file on disk holds something it cannot hold. Everything before ``offset`` in ``path`` was good.
 
-    def __init__(self, path: str, offset: int, message: str) -> None:
+    ``torn`` says that the file merely ends too early, as a write that a crash cut short leaves it.
+    """
+
+    def __init__(self, path: str, offset: int, message: str, *, torn: bool = False) -> None:
         super().__init__(f"{path}: byte {offset}: {message}")
         self.path = path
         self.offset = offset
+        self.torn = torn
 
 
 class StorageUnavailable(NearcastError):

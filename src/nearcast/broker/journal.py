@@ -11,7 +11,8 @@ is copied into, a step at a time between other work (:class:`~nearcast.mqtt.reco
 disk, older files are of no use and removed. Recovery replays all files, oldest first, so a crash at any moment is harmless.
 
 Damage (a torn tail, a flipped bit) is reported with path and offset. What precedes it is recovered; the damaged file and any
-younger one are kept aside with the suffix ``.damaged``, and the recovered state is written anew at once.
+younger one are kept aside with the suffix ``.damaged`` (the last few of them), and the recovered state is written anew at
+once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ HEADER: Final = b"nearcast journal 1\n"
 FRAME: Final = struct.Struct(">II")
 #: A snapshot is copied in steps of this size, so that no client waits long for one.
 SNAPSHOT_STEP_BYTES: Final = 262_144
-MAX_FRAME_BYTES: Final = 0xFFFF_FFFF
+DAMAGED: Final = ".damaged"
+#: Damaged files of earlier starts that are kept.
+MAX_DAMAGED_FILES: Final = 3
 
 
 def journal_path(directory: Path, generation: int) -> Path:
@@ -59,20 +62,20 @@ def read_frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < len(HEADER):
-            raise StorageCorrupt(str(path), 0, "the file ends inside its header")
+            raise StorageCorrupt(str(path), 0, "the file ends inside its header", torn=True)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[: len(HEADER)] != HEADER:
                 raise StorageCorrupt(str(path), 0, "this is not a journal, or one of a version that is not known here")
             offset = len(HEADER)
             while offset < size:
                 if offset + FRAME.size > size:
-                    raise StorageCorrupt(str(path), offset, "the file ends inside a frame")
+                    raise StorageCorrupt(str(path), offset, "the file ends inside a frame", torn=True)
                 length, checksum = FRAME.unpack_from(data, offset)
                 begin = offset + FRAME.size
                 if length == 0:  # nobody writes an empty frame; zeros are what a file system leaves after a power cut
                     raise StorageCorrupt(str(path), offset, "zeros where a frame should be")
                 if begin + length > size:
-                    raise StorageCorrupt(str(path), offset, "the file ends inside a frame")
+                    raise StorageCorrupt(str(path), offset, "the file ends inside a frame", torn=True)
                 body = data[begin : begin + length]
                 if zlib.crc32(body) != checksum:
                     raise StorageCorrupt(str(path), offset, "the checksum does not match")
@@ -305,8 +308,11 @@ class Journal:
                     raise StorageCorrupt(str(path), offset, f"a record makes no sense: {error}") from error
 
     def _set_aside(self, paths: list[Path]) -> None:
+        """Keep damaged files for whoever wants to look, but not every one of a broker that crashes again and again."""
+        for path in sorted(self.directory.glob(f"journal-*{DAMAGED}"))[:-MAX_DAMAGED_FILES]:
+            path.unlink()
         for path in paths:
-            aside = path.with_name(path.name + ".damaged")
+            aside = path.with_name(path.name + DAMAGED)
             aside.unlink(missing_ok=True)
             # The journal keeps its name until the recovered state is on disk: a crash in between must find it again.
             try:

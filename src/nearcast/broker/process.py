@@ -322,7 +322,7 @@ class Broker:
         self._outbox.journal = journal
         for damage in journal.damage:
             logs.event(
-                logging.ERROR,
+                logging.WARNING if damage.torn else logging.ERROR,
                 "the journal is damaged; what precedes the damage was recovered, the file was kept as *.damaged",
                 path=damage.path,
                 offset=damage.offset,

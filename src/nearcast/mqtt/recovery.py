@@ -74,6 +74,7 @@ class Recovery:
         found = list(engine.sessions.by_client.values())
         for session in found:
             stats.inflight_messages += len(session.inflight)
+            session.inflight_bytes = sum([sent.size for sent in session.inflight.values()])
             stats.queued_messages += session.queued_messages
             stats.queued_bytes += session.queued_bytes
         # Only now that everything is counted: wills that are due reach the sessions above.

@@ -46,10 +46,12 @@ class Sent:
         self.first_id = first_id
         self.terms = terms
         self.qos = terms.qos
+        self.size = publication.stride
 
 
 #: Stands in ``inflight`` for a QoS 2 message whose content the client has: only PUBREL and PUBCOMP remain.
 RELEASED: Final = Sent(build(b"released", b"", 0, False), 0, 0, Terms(2, False, b""))
+RELEASED.size = 0
 
 
 class Pending:
@@ -92,6 +94,7 @@ class Session:
         self.will_due_at = 0.0
         self.username: str | None = None
         self.inflight: dict[int, Sent] = {}
+        self.inflight_bytes = 0
         self.next_id = 1
         self.queue: deque[Pending] | None = None
         self.queued_messages = 0
@@ -152,7 +155,7 @@ class Session:
         """Put in flight as many messages as the window admits; returns how many are dealt with."""
         inflight = self.inflight
         room = connection.send_maximum - len(inflight)
-        if room <= 0:
+        if room <= 0 or self.inflight_bytes >= self.max_queued_bytes:
             return 0
         stats = self.effects.stats
         alias = 0 if connection.alias_out_maximum == 0 else connection.alias_for(publication.topic, held=True)
@@ -164,6 +167,8 @@ class Session:
             if self.durable:
                 self.effects.records.append(records.dropped(self.number, count))
             return count
+        # What a client takes and does not acknowledge is kept, so it is bounded like what waits.
+        room = min(room, (self.max_queued_bytes - self.inflight_bytes) // form.stride + 1)
         if count > room:
             count = room
         done = 0
@@ -188,6 +193,7 @@ class Session:
         stats.publishes_sent[terms.qos] += done
         stats.publish_bytes_sent += done * form.stride
         stats.inflight_messages += done
+        self.inflight_bytes += done * publication.stride
         connection.messages_out += done
         return done
 
@@ -286,7 +292,7 @@ class Session:
         return found
 
     def _forget(self, packet_id: int) -> None:
-        del self.inflight[packet_id]
+        self.inflight_bytes -= self.inflight.pop(packet_id).size
         self.effects.stats.inflight_messages -= 1
         if self.durable:
             self.effects.records.append(records.acknowledged(self.number, packet_id.to_bytes(2, "big")))
@@ -309,6 +315,7 @@ class Session:
                 self._freed(freed, packet_ids[: position - 2], now)
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a message that was sent at QoS 2")
             del inflight[packet_id]
+            self.inflight_bytes -= sent.size
             freed += 1
         self._freed(freed, packet_ids, now)
 
@@ -363,6 +370,7 @@ class Session:
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBREC for a message that was sent at QoS 1")
             else:
                 del inflight[packet_id]
+                self.inflight_bytes -= sent.size
                 inflight[packet_id] = RELEASED  # at the end: PUBRELs are sent in the order of PUBRECs [MQTT-4.6.0-4]
                 known.append(packet_ids[position : position + 2])
             position += 2

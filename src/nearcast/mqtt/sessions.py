@@ -163,6 +163,7 @@ class Sessions:
         stats.queued_messages -= session.queued_messages
         stats.queued_bytes -= session.queued_bytes
         session.inflight = {}
+        session.inflight_bytes = 0
         session.queue = None
         session.queued_messages = 0
         session.queued_bytes = 0

@@ -240,7 +240,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """Files of this process end at 6,000 bytes, as on a disk that is full. Not for a whole test: pytest's output may be a file."""
+    """Files of this process end at 6,000 bytes, as on a full disk. Not for a whole test: pytest's output may be a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, hard))
