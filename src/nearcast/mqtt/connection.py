@@ -61,6 +61,7 @@ class Connection:
         self.auth_method: str | None = None
         self.pending_connect: Connect | None = None
         self.pending_verdict = False
+        self.authenticating_again = False
         self.aliases_in: dict[int, bytes] | None = None
         self.aliases_out: dict[bytes, int] | None = None
         self.alias_out_maximum = 0

@@ -106,9 +106,10 @@ class Handshake:
         method = None if packet.properties is None else packet.properties.authentication_method
         if connection.auth_method is None or method != connection.auth_method:  # [MQTT-4.12.0-5]
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "AUTH with another method than CONNECT's, or none")
-        again = connection.state == CONNECTED and packet.reason_code == reasons.RE_AUTHENTICATE
-        if not again and packet.reason_code != reasons.CONTINUE_AUTHENTICATION:
+        begins = connection.state == CONNECTED and not connection.authenticating_again
+        if packet.reason_code != (reasons.RE_AUTHENTICATE if begins else reasons.CONTINUE_AUTHENTICATION):
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "AUTH with a reason code that does not fit")
+        connection.authenticating_again = connection.state == CONNECTED
         data = None if packet.properties is None else packet.properties.authentication_data
         username = connection.username
         if connection.pending_connect is not None:
@@ -136,10 +137,13 @@ class Handshake:
         if verdict.continue_data is not None:
             self._send_auth(connection, reasons.CONTINUE_AUTHENTICATION, verdict.continue_data)
         elif connection.state == CONNECTED:
-            if verdict.accepted:
-                self._send_auth(connection, reasons.SUCCESS, verdict.data)
-            else:
+            connection.authenticating_again = False
+            if not verdict.accepted:
                 self._drop(connection, verdict.reason_code, now, None)
+            elif verdict.username != connection.username:  # the session and what it may do are another user's
+                self._drop(connection, reasons.NOT_AUTHORIZED, now, None)
+            else:
+                self._send_auth(connection, reasons.SUCCESS, verdict.data)
         elif verdict.accepted:
             self._accept(connection, verdict, now)
         else:

@@ -29,14 +29,16 @@ class Target:
     def __init__(self, subscription: Subscription) -> None:
         self.session: Session = subscription.session
         self.qos = subscription.qos
+        # Whether some of the subscriptions do not want the session's own messages, and what the others make of those.
         self.no_local = subscription.no_local
+        self.own: Target | None = None
         self.retain_as_published = subscription.retain_as_published
         self.identifiers = encode_identifier(subscription.identifier)
         self._terms = Terms(self.qos, False, self.identifiers)
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)
-        self.no_local = self.no_local and subscription.no_local
+        self.no_local = self.no_local or subscription.no_local
         self.retain_as_published = self.retain_as_published or subscription.retain_as_published
         self.identifiers += encode_identifier(subscription.identifier)
         self._terms = Terms(self.qos, False, self.identifiers)
@@ -105,6 +107,13 @@ class Router:
                 merged[subscription.session.client_id] = Target(subscription)
             else:
                 target.merge(subscription)
+        for subscription in match.subscriptions:
+            target = merged[subscription.session.client_id]
+            if target.no_local and not subscription.no_local:
+                if target.own is None:
+                    target.own = Target(subscription)
+                else:
+                    target.own.merge(subscription)
         route.targets = list(merged.values())
         route.groups = match.groups
         route.generation = self.tree.generation
@@ -136,8 +145,13 @@ class Router:
             for target in targets:
                 session = target.session
                 connection = session.connection
-                if connection is not None and not (target.no_local and session is publisher):
-                    connection.send_qos0(publication, retain and target.retain_as_published, target.identifiers, now)
+                if connection is None:
+                    continue
+                if target.no_local and session is publisher:
+                    if target.own is None:
+                        continue
+                    target = target.own
+                connection.send_qos0(publication, retain and target.retain_as_published, target.identifiers, now)
         elif targets:
             self._publish_acknowledged(targets, publication, publisher, now)
         for group in route.groups:
@@ -157,7 +171,9 @@ class Router:
         for target in targets:
             session = target.session
             if target.no_local and session is publisher:
-                continue
+                if target.own is None:
+                    continue
+                target = target.own
             terms = target.terms_for(publication)
             if terms.qos == 0:
                 connection = session.connection
