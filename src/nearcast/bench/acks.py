@@ -31,6 +31,11 @@ def ack_run(first_byte: int, ids: PacketIds) -> bytes:
     return words.tobytes()
 
 
+def regular_run(first_byte: int, place: int, count: int) -> bytes:
+    """Acknowledgements for ``count`` consecutive identifiers from ``place`` + 1 on."""
+    return _REGULAR[first_byte][place * ACK_BYTES : (place + count) * ACK_BYTES]
+
+
 def one_ack(first_byte: int, packet_id: int) -> bytes:
     return struct.pack(">BBH", first_byte, 2, packet_id)
 
@@ -44,6 +49,11 @@ def find_run(buffer: bytearray, position: int, end: int) -> PacketIds | None:
     count = true_prefix(words[:, 0] == words[0, 0])
     ids: PacketIds = words[:count, 1].astype(np.uint16)
     return ids
+
+
+#: Acknowledgements of every kind for all identifiers in order: what a regular run looks like, and how one is answered.
+_ALL_IDS = np.arange(1, PACKET_IDS + 1).astype(np.uint16)
+_REGULAR = {kind: ack_run(kind, _ALL_IDS) for kind in (PUBACK, PUBREC, PUBREL, PUBCOMP)}
 
 
 class AckLine:
@@ -61,6 +71,20 @@ class AckLine:
     @property
     def acknowledged(self) -> int:
         return self.done + len(self._early)
+
+    def take_regular(self, buffer: bytearray, position: int, end: int, sent: int) -> int:
+        """Take acknowledgements of one kind that come exactly in order, by comparing bytes; returns how many."""
+        place = self.done % PACKET_IDS
+        count = min((end - position) // ACK_BYTES, sent - self.done, PACKET_IDS - place)
+        if count < MIN_RUN or self._early:
+            return 0
+        kind = buffer[position]
+        kinds = buffer[position : position + count * ACK_BYTES : ACK_BYTES]
+        count -= len(kinds.lstrip(bytes((kind,))))
+        if buffer[position : position + count * ACK_BYTES] != regular_run(kind, place, count):
+            return 0
+        self.done += count
+        return count
 
     def take_run(self, ids: PacketIds, sent: int) -> None:
         """Acknowledgements for ``ids`` arrived, when ``sent`` messages have been sent."""
@@ -115,6 +139,10 @@ class PublisherAcks:
         """Parse what is complete; returns where the incomplete rest begins."""
         while position < end:
             first_byte = buffer[position]
+            count = self._take_regular(first_byte, buffer, position, end)
+            if count:
+                position += count * ACK_BYTES
+                continue
             ids = find_run(buffer, position, end)
             if ids is not None and first_byte in (PUBACK, PUBREC, PUBCOMP):
                 self._take_run(first_byte, ids)
@@ -126,6 +154,16 @@ class PublisherAcks:
             self._take_one(first_byte, bytes(buffer[body:next_position]))
             position = next_position
         return position
+
+    def _take_regular(self, first_byte: int, buffer: bytearray, position: int, end: int) -> int:
+        if first_byte == PUBREC and self._qos == 2:
+            place = self._received.done % PACKET_IDS
+            count = self._received.take_regular(buffer, position, end, self.sent)
+            self.output += regular_run(PUBREL, place, count)
+            return count
+        if first_byte == (PUBACK if self._qos == 1 else PUBCOMP) and self._qos:
+            return self._completed.take_regular(buffer, position, end, self.sent)
+        return 0
 
     def _take_run(self, first_byte: int, ids: PacketIds) -> None:
         if first_byte == PUBREC and self._qos == 2:

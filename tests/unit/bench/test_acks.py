@@ -90,3 +90,12 @@ def test_reason_codes_of_version_5() -> None:
     feed(acks, b"\x50\x03\x00\x01\x10" + b"\x50\x03\x00\x02\x97" + b"\x50\x04\x00\x03\x00\x00", 100)
     assert bytes(acks.output) == acks_of(PUBREL, [1, 3])
     assert (acks.refused, acks.in_flight) == (1, 2)
+
+
+def test_regular_runs_are_taken_by_bytes_and_irregular_ones_all_the_same() -> None:
+    acks = PublisherAcks(2)
+    acks.sent = 40
+    mixed = acks_of(PUBREC, list(range(1, 21))) + acks_of(PUBCOMP, list(range(1, 11))) + acks_of(PUBREC, [22, 21, 23, 24, 25])
+    feed(acks, mixed, len(mixed))
+    assert bytes(acks.output) == acks_of(PUBREL, [*range(1, 21), 22, 21, 23, 24, 25])
+    assert (acks.in_flight, acks.unexpected, acks.disorder) == (30, 0, 1)
