@@ -101,9 +101,9 @@ class Load:
         else:
             self._burst = most = max(1, min(self._window // 4, BATCH_BYTES // layout.packet_bytes))
         self._most = most
-        # Batches of QoS 0 have one size. A rolling buffer of whole batches, longer than the window, keeps all that is under
-        # way, so that subscribers of a single publisher can be checked against the very bytes that were sent.
-        self._rolling = options.qos == 0 and len(plan.topics[0]) == 1 and not plan.group
+        # A rolling buffer longer than the window keeps all that is under way, so that subscribers of a single publisher can be
+        # checked against the very bytes that were sent. It holds whole batches of QoS 0, which have one size.
+        self._rolling = len(plan.topics[0]) == 1 and not plan.group
         self._kept = (self._window // most + 2) * most if self._rolling else most
 
         self._deliveries = Deliveries(plan)
@@ -212,7 +212,9 @@ class Load:
                 if options.qos:
                     room = min(room, options.window - acks.in_flight)
                 if room >= self._burst:
-                    count = min(room, self._most) if options.qos else self._burst
+                    count = self._burst
+                    if options.qos:
+                        count = min(room, self._most, self._kept - acks.sent % self._kept if self._rolling else room)
                     batch = publisher.batch.build(acks.sent, count, time.monotonic_ns())
                     acks.sent += count
                     ahead += count

@@ -171,14 +171,13 @@ class PublishBatch:
         self._rolling = rolling
         self._buffer = bytearray(b"".join(layout.publish(topics[0], publisher) for _ in range(max_packets)))
         self._bytes = memoryview(self._buffer)
-        self._octets = np.frombuffer(self._buffer, np.uint8)
+        self._rows = np.frombuffer(self._buffer, np.uint8).reshape(max_packets, layout.packet_bytes)
         self._records = layout.view(self._buffer, 0, max_packets)
         self._steps: Sequences = np.arange(max_packets, dtype=np.uint64)
         self._topics: npt.NDArray[np.uint8] | None = None
         if len(topics) > 1:
             self._topics = np.frombuffer(b"".join(topics), np.uint8).reshape(len(topics), layout.topic_bytes)
-            rows = np.frombuffer(self._buffer, np.uint8).reshape(max_packets, layout.packet_bytes)
-            self._topic_columns = rows[:, layout.topic_offset : layout.topic_offset + layout.topic_bytes]
+            self._topic_columns = self._rows[:, layout.topic_offset : layout.topic_offset + layout.topic_bytes]
         self.max_packets = max_packets
 
     def build(self, first_sequence: int, count: int, time_ns: int) -> memoryview:
@@ -200,7 +199,7 @@ class PublishBatch:
     def holds(self, first_sequence: int, buffer: bytearray, position: int, count: int) -> int:
         """How many of ``count`` packets in ``buffer`` are, byte for byte, the ones built from ``first_sequence`` on.
 
-        All that lie before the end of the rolling buffer, or none.
+        All that lie before the end of the rolling buffer, or none. Packet identifiers are the broker's to choose.
         """
         place = first_sequence % self.max_packets
         count = min(count, self.max_packets - place)
@@ -208,6 +207,10 @@ class PublishBatch:
         sequences = self._records["sequence"]
         if int(sequences[place]) != first_sequence or int(sequences[place + count - 1]) != first_sequence + count - 1:
             return 0
-        size = self._layout.packet_bytes
-        built = self._octets[place * size : (place + count) * size]
-        return count if bool((built == np.frombuffer(buffer, np.uint8, count * size, position)).all()) else 0
+        layout = self._layout
+        size = layout.packet_bytes
+        received = np.frombuffer(buffer, np.uint8, count * size, position).reshape(count, size)
+        same = self._rows[place : place + count] == received
+        if layout.qos:
+            same[:, layout.id_offset : layout.id_offset + 2] = True
+        return count if same.all() else 0

@@ -277,11 +277,19 @@ class SubscriberStream:
         if self.source is None or not isinstance(self._checker, StreamChecker):
             return position
         publisher, batch = self.source
-        size = self._layout.packet_bytes
+        layout = self._layout
+        size = layout.packet_bytes
+        regular = bytes((layout.first_byte,))
         while (count := (end - position) // size) >= MIN_RUN:
+            if self._answer:  # acknowledgements stand between the messages
+                count -= len(buffer[position : position + count * size : size].lstrip(regular))
+                if count < MIN_RUN:
+                    break
             count = batch.holds(self._checker.following(publisher), buffer, position, count)
             if not count:
                 break
+            if self._answer:
+                self.output += ack_run(self._answer, layout.view(buffer, position, count)["id"])
             self._checker.advance(publisher, count)
             self.received += count
             position += count * size

@@ -96,6 +96,26 @@ def test_comparing_with_the_bytes_sent_counts_the_same(
 
 
 @pytest.mark.parametrize("how", FEEDS)
+@pytest.mark.parametrize(("qos", "answer"), [(1, PUBACK), (2, PUBREC)])
+def test_comparing_with_the_bytes_sent_leaves_identifiers_to_the_broker(qos: int, answer: int, how: str) -> None:
+    subscriber = Subscriber(qos, 5)
+    batch = PublishBatch(subscriber.layout, 1, TOPICS[1], 120, rolling=True)
+    batch.build(0, 100, 1)
+    subscriber.stream.source = (1, batch)
+    size, at = subscriber.layout.packet_bytes, subscriber.layout.id_offset
+    packets = bytearray(subscriber.packets(1, range(100)))
+    for index in range(100):
+        packets[index * size + at : index * size + at + 2] = (index + 500).to_bytes(2, "big")
+    releases = b"".join(one_ack(PUBREL, number) for number in range(600, 610)) if qos == 2 else b""
+    feed_as(subscriber, bytes(packets[: 40 * size]) + releases + bytes(packets[40 * size :]), how)
+    assert subscriber.counts([0, 100, 0]) == (100, 0, 0, 0, 0)
+    answers = [one_ack(answer, number) for number in range(500, 600)]
+    if qos == 2:
+        answers[40:40] = [one_ack(PUBCOMP, number) for number in range(600, 610)]
+    assert bytes(subscriber.stream.output) == b"".join(answers)
+
+
+@pytest.mark.parametrize("how", FEEDS)
 def test_publishers_that_interleave(how: str) -> None:
     subscriber = Subscriber()
     rng = random.Random(3)
