@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from nearcast.config import EngineSettings, Limits
 from nearcast.mqtt.access import AllowAll, Authenticator, Authorizer, Peer
 from nearcast.mqtt.codec import PacketReader, encode
-from nearcast.mqtt.connection import Connection, split_packets
+from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.packets import (
     MQTT_5,
@@ -34,6 +34,7 @@ from nearcast.mqtt.packets import (
 from nearcast.mqtt.publication import Terms
 from nearcast.mqtt.recovery import Recovery
 from nearcast.mqtt.session import RELEASED, Session
+from nearcast.mqtt.wire import split_packets
 
 #: Wall-clock minus monotonic time in a world, so that mixing the two up shows.
 WALL_OFFSET = 1_000_000.0

@@ -73,7 +73,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Sessions kept, connected or not. A CONNECT that would need one more is refused with 0x97 (quota exceeded)."""
 
     max_retained_messages: int = 1_000_000
-    """Retained messages kept. A further topic is not retained; the publisher is told 0x97 (quota exceeded) where it can be."""
+    """Retained messages kept. A message for which there is no room is delivered but not retained, and counted."""
+
+    max_retained_bytes: int = 1_073_741_824
+    """The same bound in bytes of wire form; whichever is reached first holds."""
 
     keep_alive_seconds: int = 0
     """Upper bound on the keep-alive a client may choose, imposed as Server Keep Alive on MQTT 5 clients; 0 leaves the choice
@@ -99,7 +102,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(self.stall_timeout_seconds >= 0, "stall_timeout_seconds", "must not be negative")
         expiry = self.max_session_expiry_seconds
         _require(0 <= expiry <= 4_294_967_295, "max_session_expiry_seconds", "must be between 0 and 4,294,967,295")
-        _require(self.max_retained_messages >= 0, "max_retained_messages", "must not be negative")
+        for field in ("max_retained_messages", "max_retained_bytes"):
+            _require(getattr(self, field) >= 0, field, "must not be negative")
         _require(self.max_qos in (0, 1, 2), "max_qos", "must be 0, 1 or 2")
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nearcast.config import Limits
-from nearcast.mqtt.connection import split_packets
+from nearcast.mqtt.wire import split_packets
 from tests.engine_harness import Client, World
 
 FEEDS = ("whole", "byte by byte", "with the next packet's first byte")

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearcast.mqtt.codec import PacketReader, encode
-from nearcast.mqtt.connection import split_packets
 from nearcast.mqtt.inbound import forwarded_properties
 from nearcast.mqtt.packets import Packet, Properties, Publish
 from nearcast.mqtt.publication import V5_FLAG, Publication, build
 from nearcast.mqtt.routing import encode_identifier
+from nearcast.mqtt.wire import split_packets
 from tests.engine_harness import World
 
 _user_properties = st.lists(st.tuples(st.text("kx", max_size=3), st.text("vy", max_size=3)), min_size=1, max_size=2)

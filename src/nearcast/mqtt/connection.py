@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from nearcast.config import Limits
 from nearcast.mqtt.access import Peer
+from nearcast.mqtt.codec import encode
 from nearcast.mqtt.effects import Effects
-from nearcast.mqtt.packets import MQTT_5
+from nearcast.mqtt.packets import MQTT_5, ConnAck, Disconnect
 from nearcast.mqtt.publication import V5_FLAG, Publication
+from nearcast.mqtt.wire import split_packets
 
 if TYPE_CHECKING:
     from nearcast.mqtt.packets import Connect
@@ -27,7 +30,7 @@ NO_PACKET_LIMIT: Final = 268_435_460
 class Connection:
     """See the module. A driver uses ``handle``, ``congested``, ``closing``, ``take`` and ``take_held``, and reads the rest."""
 
-    def __init__(self, effects: Effects, peer: Peer, handle: object, now: float, max_output_bytes: int) -> None:
+    def __init__(self, effects: Effects, peer: Peer, handle: object, now: float, limits: Limits) -> None:
         self.effects = effects
         self.peer = peer
         self.handle = handle
@@ -42,8 +45,7 @@ class Connection:
         self.keep_alive_seconds = 0
         self.timer_at = 0.0
         # What arrived of a packet that is not complete yet, and how many bytes it takes to go on.
-        self.partial: list[bytes] | None = None
-        self.partial_bytes = 0
+        self.partial: bytearray | None = None
         self.needed_bytes = 0
         # Output.
         self.congested = False
@@ -53,7 +55,13 @@ class Connection:
         self.out: list[bytes] = []
         self.held: list[bytes] | None = None
         self.out_bytes = 0
-        self.max_output_bytes = max_output_bytes
+        self.max_output_bytes: int = limits.max_output_bytes
+        # What we told the client in CONNACK; a reload does not change it.
+        self.packet_limit_bytes: int = limits.max_packet_bytes
+        self.receive_maximum: int = limits.receive_maximum
+        self.alias_in_maximum: int = limits.topic_alias_maximum
+        self.max_qos: int = limits.max_qos
+        self.retain_available: bool = limits.retain_available
         # What the client asked for in CONNECT.
         self.send_maximum = 65_535
         self.max_packet_bytes = NO_PACKET_LIMIT
@@ -66,6 +74,8 @@ class Connection:
         self.aliases_out: dict[bytes, int] | None = None
         self.alias_out_maximum = 0
         self.allowed_topics: set[bytes] | None = None
+        # Retained messages that a subscription is still owed: its filter, the topics in reverse order.
+        self.owed_retained: dict[str, list[bytes]] | None = None
         self.close_reason = ""
         self.messages_in = 0
         self.messages_out = 0
@@ -98,6 +108,24 @@ class Connection:
         if not self.dirty:
             self.dirty = True
             self.effects.dirty.append(self)
+
+    def forget(self) -> None:
+        """The connection ended; a timer may keep it for a while, so let go of what is large."""
+        self.held = None
+        self.partial = None
+        self.aliases_in = None
+        self.aliases_out = None
+        self.allowed_topics = None
+        self.owed_retained = None
+        self.pending_connect = None
+
+    def fitting(self, packet: ConnAck | Disconnect) -> bytes:
+        """The packet, without its reason string where that makes it too large for the client [MQTT-3.2.2-19, -3.14.2-3]."""
+        encoded = encode(packet, self.version)
+        if len(encoded) > self.max_packet_bytes and packet.properties is not None:
+            packet.properties.reason_string = None
+            encoded = encode(packet, self.version)
+        return encoded
 
     def touch(self) -> None:
         """Ask the driver to look at this connection."""
@@ -209,26 +237,6 @@ class Connection:
             else:
                 stats.dropped_too_large += 1
         return b"".join(fitting), len(fitting)
-
-
-def split_packets(chunk: bytes) -> list[bytes]:
-    """Complete packets that stand back to back, one by one."""
-    found: list[bytes] = []
-    position = 0
-    while position < len(chunk):
-        size = 0
-        shift = 0
-        cursor = position + 1
-        while True:
-            byte = chunk[cursor]
-            cursor += 1
-            size |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-        found.append(chunk[position : cursor + size])
-        position = cursor + size
-    return found
 
 
 def form_flags(version: int) -> int:

@@ -24,6 +24,7 @@ class Stats:
         self.sessions_expired = 0
         self.retained_messages = 0
         self.retained_bytes = 0
+        self.not_retained = 0
         self.bytes_received = 0
         self.bytes_sent = 0
         self.publishes_received = [0, 0, 0]

@@ -25,7 +25,7 @@ from nearcast.config import EngineSettings, Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Authenticator, Authorizer, Peer, Verdict
-from nearcast.mqtt.codec import REASON_CODES, decode, encode
+from nearcast.mqtt.codec import REASON_CODES, decode
 from nearcast.mqtt.connection import AUTHENTICATING, AWAITING_CONNECT, CLOSED, CONNECTED, Connection
 from nearcast.mqtt.decoding import claimed_version
 from nearcast.mqtt.effects import Effects
@@ -78,7 +78,7 @@ class Engine:
         self.timers = Timers()
         self.tree = SubscriptionTree()
         self.retained = RetainedMessages()
-        self.router = Router(self.effects, self.tree, limits.max_topic_levels)
+        self.router = Router(self.effects, self.tree)
         self.inbound = Inbound(limits, self.effects, self.router, self.retained, authorizer)
         self.sessions = Sessions(limits, settings.durable, self.effects, self.tree, self.router, self.inbound, self.timers)
         self.handshake = Handshake(
@@ -90,10 +90,8 @@ class Engine:
 
     def apply(self, limits: Limits) -> None:
         """Use new limits from now on. What clients were told in their CONNACK stays as it was."""
-        self._max_packet_bytes: int = limits.max_packet_bytes
-        self._max_output_bytes: int = limits.max_output_bytes
+        self._limits = limits
         self._connect_timeout: float = limits.connect_timeout_seconds
-        self.router.max_topic_levels = limits.max_topic_levels
         self.inbound.apply(limits)
         self.sessions.apply(limits)
         self.handshake.apply(limits)
@@ -112,7 +110,7 @@ class Engine:
 
     def open(self, peer: Peer, handle: object, now: float) -> Connection:
         """A transport was accepted."""
-        connection = Connection(self.effects, peer, handle, now, self._max_output_bytes)
+        connection = Connection(self.effects, peer, handle, now, self._limits)
         self.stats.connections_opened += 1
         self.stats.connections += 1
         self.timers.schedule(connection, now + self._connect_timeout, now)
@@ -127,17 +125,15 @@ class Engine:
         self.stats.bytes_received += len(data)
         partial = connection.partial
         if partial is not None:
-            partial.append(data)
-            connection.partial_bytes += len(data)
-            if connection.partial_bytes < connection.needed_bytes:
+            partial += data
+            if len(partial) < connection.needed_bytes:
                 return
             if connection.pending_verdict:
-                if connection.partial_bytes > self._max_packet_bytes:
+                if len(partial) > connection.packet_limit_bytes:
                     self._fail(connection, RemoteProtocolError(reasons.QUOTA_EXCEEDED, "too much before CONNACK"), now)
                 return
-            data = b"".join(partial)
+            data = bytes(partial)
             connection.partial = None
-            connection.partial_bytes = 0
         self._process(connection, data, now)
 
     def authenticated(self, connection: Connection, verdict: Verdict, now: float) -> None:
@@ -153,8 +149,7 @@ class Engine:
         partial = connection.partial
         if partial is not None and connection.state != CLOSED:
             connection.partial = None
-            connection.partial_bytes = 0
-            self._process(connection, b"".join(partial), now)
+            self._process(connection, bytes(partial), now)
 
     def lose(self, connection: Connection, now: float) -> None:
         """The transport is gone."""
@@ -175,6 +170,8 @@ class Engine:
         session = connection.session
         if session is not None and connection.state == CONNECTED:
             session.drain(now)
+            if connection.owed_retained is not None:
+                self.requests.send_owed(connection, session, now)
 
     def disconnect(self, connection: Connection, reason_code: int, now: float, server_reference: str | None = None) -> None:
         """Send a client away."""
@@ -200,6 +197,7 @@ class Engine:
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
             self.router.sweep()
+            self.inbound.expire_retained(now)
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next."""
@@ -236,8 +234,7 @@ class Engine:
             self._fail(connection, error, now)
             return
         if consumed < len(data) and connection.state != CLOSED:
-            connection.partial = [data[consumed:]]
-            connection.partial_bytes = len(data) - consumed
+            connection.partial = bytearray(data[consumed:])
 
     def _packets(self, connection: Connection, data: bytes, now: float) -> int:
         """Handle every complete packet; returns where the first incomplete one begins."""
@@ -277,9 +274,10 @@ class Engine:
                 connection.needed_bytes = int(end - position) + 1
                 return int(position)
             packet_end: i64 = cursor + size
-            if packet_end - position > self._max_packet_bytes:
+            if packet_end - position > connection.packet_limit_bytes:
                 raise RemoteProtocolError(
-                    reasons.PACKET_TOO_LARGE, f"packet of {packet_end - position} bytes, {self._max_packet_bytes} allowed"
+                    reasons.PACKET_TOO_LARGE,
+                    f"packet of {packet_end - position} bytes, {connection.packet_limit_bytes} allowed",
                 )
             if packet_end > end:
                 connection.needed_bytes = int(packet_end - position)
@@ -302,6 +300,8 @@ class Engine:
         last: i64 = len(data) - 4
         ids: list[bytes] = []
         while position <= last and data[position] == first and data[position + 1] == 2:
+            if data[position + 2] == 0 and data[position + 3] == 0:  # [MQTT-2.2.1-3]
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "an acknowledgement with packet identifier 0")
             ids.append(data[position + 2 : position + 4])
             position += 4
         if not ids:
@@ -375,9 +375,7 @@ class Engine:
                     )
                 self.sessions.set_expiry(session, self.handshake.bounded_expiry(expiry))
         connection.close_reason = "client disconnected"
-        self._end(connection, packet.reason_code == reasons.SUCCESS, now)  # [MQTT-3.14.4-3]
-        connection.closing = True
-        connection.touch()
+        self._close(connection, packet.reason_code == reasons.SUCCESS, now)  # [MQTT-3.14.4-3]
 
     def _wake(self, connection: Connection, now: float) -> None:
         """It is time to look at a connection: CONNECT time-out or keep-alive, whichever its state has."""
@@ -390,9 +388,7 @@ class Engine:
                 return
             connection.close_reason = "no CONNECT in time"
             self.stats.connects_refused += 1
-            self._end(connection, False, now)
-            connection.closing = True
-            connection.touch()
+            self._close(connection, False, now)
             return
         if connection.keep_alive_seconds == 0:
             return
@@ -415,11 +411,9 @@ class Engine:
                 connection.push(_CONNACK_WRONG_VERSION)
             elif connection.version == MQTT_5:
                 sayable = error.reason_code if error.reason_code in REASON_CODES[CONNACK] else reasons.UNSPECIFIED_ERROR
-                connection.push(encode(ConnAck(sayable, False, properties), MQTT_5))
+                connection.push(connection.fitting(ConnAck(sayable, False, properties)))
             connection.close_reason = error.message
-            self._end(connection, False, now)
-            connection.closing = True
-            connection.touch()
+            self._close(connection, False, now)
             return
         connection.close_reason = error.message
         self.drop(connection, error.reason_code, now, properties)
@@ -430,27 +424,22 @@ class Engine:
             return
         if connection.state == CONNECTED and connection.version == MQTT_5:
             sayable = reason_code if reason_code in REASON_CODES[DISCONNECT] else reasons.UNSPECIFIED_ERROR
-            connection.push(self._fitting(connection, Disconnect(sayable, properties)))
+            connection.push(connection.fitting(Disconnect(sayable, properties)))
         if not connection.close_reason:
             connection.close_reason = reasons.name(reason_code)
-        self._end(connection, False, now)
+        self._close(connection, False, now)
+
+    def _close(self, connection: Connection, clean: bool, now: float) -> None:
+        """End the connection, and have the driver close its transport once what is pending was sent."""
+        self._end(connection, clean, now)
         connection.closing = True
         connection.touch()
-
-    def _fitting(self, connection: Connection, packet: Disconnect) -> bytes:
-        """The packet without its reason string where that makes it too large for the client [MQTT-3.14.2-3]."""
-        encoded = encode(packet, MQTT_5)
-        if len(encoded) > connection.max_packet_bytes and packet.properties is not None:
-            packet.properties.reason_string = None
-            encoded = encode(packet, MQTT_5)
-        return encoded
 
     def _end(self, connection: Connection, clean: bool, now: float) -> None:
         session = connection.session
         if connection.state == CONNECTED:
             self.stats.connected_clients -= 1
         connection.state = CLOSED
-        connection.held = None
-        connection.partial = None
+        connection.forget()
         if session is not None:
             self.sessions.leave(session, clean, now)

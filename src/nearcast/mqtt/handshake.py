@@ -82,6 +82,8 @@ class Handshake:
         data: bytes | None = None
         if properties is not None:
             connection.wants_problem_information = properties.request_problem_information != 0
+            if properties.maximum_packet_size is not None:
+                connection.max_packet_bytes = min(NO_PACKET_LIMIT, properties.maximum_packet_size)
             method = properties.authentication_method
             data = properties.authentication_data
         connection.auth_method = method
@@ -237,6 +239,11 @@ class Handshake:
             keep_alive = self._keep_alive
         connection.keep_alive_seconds = keep_alive
         connection.send_maximum = self._max_inflight
+        connection.packet_limit_bytes = self._max_packet_bytes
+        connection.receive_maximum = self._receive_maximum
+        connection.alias_in_maximum = self._alias_maximum
+        connection.max_qos = self._max_qos
+        connection.retain_available = self._retain_available
         if packet.version != MQTT_5:
             return None
         asked = packet.properties
@@ -244,8 +251,6 @@ class Handshake:
         if asked is not None:
             if asked.receive_maximum is not None:
                 connection.send_maximum = min(self._max_inflight, asked.receive_maximum)
-            if asked.maximum_packet_size is not None:
-                connection.max_packet_bytes = min(NO_PACKET_LIMIT, asked.maximum_packet_size)
             if asked.topic_alias_maximum is not None:
                 connection.alias_out_maximum = min(self._alias_maximum, asked.topic_alias_maximum)
             wants_information = asked.request_response_information == 1
@@ -278,9 +283,8 @@ class Handshake:
             properties = Properties(
                 reason_string=reason if connection.wants_problem_information else None, server_reference=server_reference
             )
-        connection.push(encode(ConnAck(reason_code, False, properties), connection.version))
+        connection.push(connection.fitting(ConnAck(reason_code, False, properties)))
         connection.state = CLOSED
-        connection.pending_connect = None
-        connection.partial = None
+        connection.forget()
         connection.closing = True
         connection.touch()

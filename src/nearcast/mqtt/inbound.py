@@ -20,8 +20,9 @@ from nearcast.mqtt.packets import Properties
 from nearcast.mqtt.properties import decode_properties, encode_properties
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.retained import RetainedMessages
-from nearcast.mqtt.routing import Router
+from nearcast.mqtt.routing import MAX_REMEMBERED_TOPIC_BYTES, Router
 from nearcast.mqtt.session import Session
+from nearcast.mqtt.topics import is_string, topic_fault
 from nearcast.mqtt.wire import PUBLISH
 
 #: Encoded property sets whose meaning is remembered: most publishers send the same ones again and again.
@@ -82,13 +83,10 @@ class Inbound:
         self._facts: dict[bytes, PublishFacts] = {}
 
     def apply(self, limits: Limits) -> None:
-        """Use these limits from now on."""
-        self._max_packet_bytes: int = limits.max_packet_bytes
-        self._max_qos: int = limits.max_qos
-        self._retain_available: bool = limits.retain_available
-        self._receive_maximum: int = limits.receive_maximum
-        self._alias_maximum: int = limits.topic_alias_maximum
+        """Use these limits from now on. Those that clients were told are the connection's."""
+        self._max_topic_levels: int = limits.max_topic_levels
         self._max_retained: int = limits.max_retained_messages
+        self._max_retained_bytes: int = limits.max_retained_bytes
 
     def take(self, connection: Connection, session: Session, data: bytes, start: int, now: float) -> int:
         """Handle the PUBLISH at ``start`` and those after it that are alike; returns where the next packet begins.
@@ -156,7 +154,7 @@ class Inbound:
                     if following > end or size < head_size or data[body_at : body_at + head_size] != head:
                         break
                     if following - next_at != stride:
-                        if following - next_at > self._max_packet_bytes:
+                        if following - next_at > connection.packet_limit_bytes:
                             break
                         equal = False
                     next_at = following
@@ -252,7 +250,7 @@ class Inbound:
     def _resolve_alias(self, connection: Connection, topic: bytes, alias: int) -> bytes:
         if alias == 0:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBLISH with neither a topic nor a topic alias")
-        if alias > self._alias_maximum:  # [MQTT-3.3.2-9]
+        if alias > connection.alias_in_maximum:  # [MQTT-3.3.2-9]
             raise RemoteProtocolError(reasons.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the agreed maximum")
         aliases = connection.aliases_in
         if topic:
@@ -268,20 +266,29 @@ class Inbound:
 
     def _accept(self, connection: Connection, session: Session, publication: Publication, now: float) -> int:
         """Check, retain and route a publication; returns the reason code of its acknowledgement."""
-        if publication.qos > self._max_qos:  # [MQTT-3.2.2-11]
+        if publication.qos > connection.max_qos:  # [MQTT-3.2.2-11]
             raise RemoteProtocolError(reasons.QOS_NOT_SUPPORTED, f"QoS {publication.qos} is not served here")
-        if publication.retain and not self._retain_available:  # [MQTT-3.2.2-14]
+        if publication.retain and not connection.retain_available:  # [MQTT-3.2.2-14]
             raise RemoteProtocolError(reasons.RETAIN_NOT_SUPPORTED, "messages are not retained here")
-        route = self.router.route_for(publication.topic)
+        route = self.router.remembered(publication.topic)
+        if route is None:
+            self._check_topic(publication.topic)
+            route = self.router.route_for(publication.topic)
         if not self._may_publish(connection, publication.topic):
             self.effects.stats.dropped_not_authorized += publication.count
             return reasons.NOT_AUTHORIZED
-        reason_code = reasons.SUCCESS
         if publication.retain:
-            reason_code = self.retain(publication)
-        if not self.router.publish(route, publication, session, now) and reason_code == reasons.SUCCESS:
+            self.retain(publication)
+        if not self.router.publish(route, publication, session, now):
             return reasons.NO_MATCHING_SUBSCRIBERS
-        return reason_code
+        return reasons.SUCCESS
+
+    def _check_topic(self, topic: bytes) -> None:
+        if not is_string(topic):  # [MQTT-3.3.2-1]
+            raise RemoteProtocolError(reasons.MALFORMED_PACKET, "a topic name must be well-formed UTF-8 without U+0000")
+        fault = topic_fault(topic, self._max_topic_levels)
+        if fault:
+            raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
 
     def _may_publish(self, connection: Connection, topic: bytes) -> bool:
         if topic[:5] == b"$SYS/":
@@ -297,30 +304,54 @@ class Inbound:
             return True
         if not authorizer.may_publish(connection.client_id, connection.username, topic.decode("utf-8")):
             return False
-        if len(allowed) >= MAX_ALLOWED_TOPICS:
-            allowed.clear()
-        allowed.add(topic)
+        if len(topic) <= MAX_REMEMBERED_TOPIC_BYTES:
+            if len(allowed) >= MAX_ALLOWED_TOPICS:
+                allowed.clear()
+            allowed.add(topic)
         return True
 
-    def retain(self, publication: Publication) -> int:
-        """Keep the last message of a publication as its topic's retained one; an empty one clears it [MQTT-3.3.1-6, -7]."""
+    def retain(self, publication: Publication) -> None:
+        """Keep the last message of a publication as its topic's retained one; an empty one clears it [MQTT-3.3.1-6, -7].
+
+        Where there is no room for it the message is delivered all the same, and the topic keeps no message rather than an
+        old one.
+        """
         topic = publication.topic
         stats = self.effects.stats
         # The broker's own figures are of no use after a restart.
         journalled = self.effects.gated and topic[:5] != b"$SYS/"
         last = publication.single(publication.count - 1)
         if not last.payloads()[0]:
-            if self.retained.remove(topic) and journalled:
-                self.effects.records.append(records.unretained(topic))
-        else:
-            if self.retained.count >= self._max_retained and self.retained.get(topic) is None:
-                return reasons.QUOTA_EXCEEDED
+            self._unretain(topic, journalled)
+        elif self._has_room(topic, len(last.packets)):
             self.retained.set(topic, last)
             if journalled:
                 self.effects.records.append(records.retained(last, self.effects.wall_offset))
+        else:
+            stats.not_retained += publication.count
+            self._unretain(topic, journalled)
         stats.retained_messages = self.retained.count
         stats.retained_bytes = self.retained.bytes
-        return reasons.SUCCESS
+
+    def _unretain(self, topic: bytes, journalled: bool) -> None:
+        if self.retained.remove(topic) and journalled:
+            self.effects.records.append(records.unretained(topic))
+
+    def _has_room(self, topic: bytes, size: int) -> bool:
+        before = self.retained.get(topic)
+        messages = self.retained.count + (0 if before is not None else 1)
+        size += self.retained.bytes - (0 if before is None else len(before.packets))
+        return messages <= self._max_retained and size <= self._max_retained_bytes
+
+    def expire_retained(self, now: float) -> None:
+        """Forget the retained messages whose time has passed."""
+        stats = self.effects.stats
+        for topic in self.retained.expire(now):
+            stats.dropped_expired += 1
+            if self.effects.gated:
+                self.effects.records.append(records.unretained(topic))
+        stats.retained_messages = self.retained.count
+        stats.retained_bytes = self.retained.bytes
 
     def _acknowledged(
         self, connection: Connection, session: Session, publication: Publication, id_at: int, now: float
@@ -363,7 +394,7 @@ class Inbound:
         self, connection: Connection, session: Session, publication: Publication, ids: list[bytes], now: float
     ) -> None:
         held = session.received_ids
-        if (0 if held is None else len(held)) + len(ids) > self._receive_maximum and connection.is_v5:
+        if (0 if held is None else len(held)) + len(ids) > connection.receive_maximum and connection.is_v5:
             raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 messages than the receive maximum")
         reason_code = self._accept(connection, session, publication, now)
         if reason_code < 0x80 or not connection.is_v5:

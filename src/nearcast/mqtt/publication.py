@@ -13,7 +13,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from nearcast.mqtt.codec import encode_varint
+from nearcast.mqtt.wire import encode_varint, split_packets
 
 #: Form flags: the low nibble is PUBLISH's own flags (DUP, QoS, RETAIN), this bit says MQTT 5.
 V5_FLAG: Final = 16
@@ -128,25 +128,8 @@ class Publication:
 
     def payloads(self) -> list[bytes]:
         """The payload of each message."""
-        found: list[bytes] = []
-        packets = self.packets
-        position: i64 = 0
-        end: i64 = len(packets)
-        skip: i64 = self.head_size + (2 if self.qos else 0)
-        while position < end:
-            size: i64 = 0
-            shift: i64 = 0
-            cursor: i64 = position + 1
-            while True:
-                byte: i64 = packets[cursor]
-                cursor += 1
-                size |= (byte & 0x7F) << shift
-                if byte < 0x80:
-                    break
-                shift += 7
-            position = cursor + size
-            found.append(packets[cursor + skip : position])
-        return found
+        skip = 1 + self.head_size + (2 if self.qos else 0)
+        return [packet[skip + _varint_size(packet) :] for packet in split_packets(self.packets)]
 
     def single(self, index: int) -> Publication:
         """One of the messages as a publication of its own."""
@@ -200,7 +183,7 @@ class Publication:
         if flags == self.raw_flags and alias == 0 and not identifiers:
             raw = self._raw
             if raw is None:
-                id_at = self.stride - 1 if self.stride == 0 else 1 + _varint_size(self.packets) + 2 + len(self.topic)
+                id_at = 1 + _varint_size(self.packets) + 2 + len(self.topic)
                 raw = Form(self.packets, self.stride, id_at)
                 self._raw = raw
             return raw
@@ -219,6 +202,10 @@ class Publication:
                 forms.clear()
             forms[key] = form
         return form
+
+    def forget_forms(self) -> None:
+        """Drop what was built for receivers. Whatever keeps a publication calls this, because only its packets are counted."""
+        self._forms = None
 
     def _encode(self, flags: int, identifiers: bytes, alias: int, remaining: int) -> Form:
         topic = b"" if alias < 0 else self.topic

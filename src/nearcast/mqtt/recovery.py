@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from nearcast.errors import UnknownRecord
 from nearcast.mqtt import records
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.publication import Publication
@@ -59,7 +60,7 @@ class Recovery:
             if session is not None:
                 self._change(session, kind, fields)
         else:
-            raise ValueError(f"record of unknown kind {kind}: was it written by a newer version?")
+            raise UnknownRecord(kind)
 
     def finish(self, now: float) -> None:
         """All records were replayed: put deadlines in place, and count what is there.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from nearcast.config import Limits
-from nearcast.mqtt import reasons, records
+from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Authorizer
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.connection import Connection
@@ -16,6 +18,9 @@ from nearcast.mqtt.session import Session
 from nearcast.mqtt.sessions import Sessions
 from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import filter_fault, parse_shared
+
+#: Filters of one SUBSCRIBE that are looked at; a packet of a megabyte has room for a quarter of a million.
+MAX_FILTERS: Final = 10_000
 
 
 class Requests:
@@ -47,8 +52,12 @@ class Requests:
         if packet.properties is not None and packet.properties.subscription_identifiers:
             identifier = packet.properties.subscription_identifiers[0]
         codes: list[int] = []
-        made: list[tuple[Subscription, bool]] = []
+        # By filter, because a filter that stands in the packet twice is one subscription.
+        made: dict[str, tuple[Subscription, bool]] = {}
         for request in packet.subscriptions:
+            if len(codes) >= MAX_FILTERS:
+                codes.append(reasons.QUOTA_EXCEEDED if connection.is_v5 else reasons.UNSPECIFIED_ERROR)
+                continue
             code = self._fault(connection, session, request)
             if code == reasons.SUCCESS:
                 subscription = Subscription(
@@ -60,16 +69,21 @@ class Requests:
                     request.retain_handling,
                     identifier,
                 )
-                made.append((subscription, self._sessions.subscribe(session, subscription)))
+                is_new = self._sessions.subscribe(session, subscription)
+                if request.topic_filter in made:
+                    is_new = made[request.topic_filter][1]
+                made[request.topic_filter] = (subscription, is_new)
                 code = subscription.qos
             elif not connection.is_v5:
                 code = reasons.UNSPECIFIED_ERROR  # the only failure 3.1.1 can say
             codes.append(code)
         connection.push_held(encode(SubAck(packet.packet_id, codes), connection.version))
-        for subscription, is_new in made:
+        for subscription, is_new in made.values():
             handling = subscription.retain_handling
             if handling == 0 or (handling == 1 and is_new):
-                self._send_retained(session, subscription, now)
+                self._send_retained(connection, session, subscription, now)
+        if connection.owed_retained is not None:
+            self.send_owed(connection, session, now)
 
     def _fault(self, connection: Connection, session: Session, request: SubscriptionRequest) -> int:
         """Why a subscription is refused, as a reason code; SUCCESS when it is not."""
@@ -88,25 +102,49 @@ class Requests:
             return reasons.QUOTA_EXCEEDED
         return reasons.SUCCESS
 
-    def _send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
+    def _send_retained(self, connection: Connection, session: Session, subscription: Subscription, now: float) -> None:
+        """Give a subscription the retained messages it matches: QoS 1 and 2 into the session, QoS 0 as room comes."""
         group, inner = parse_shared(subscription.topic_filter)
         if group:  # no retained messages on shared subscriptions (section 4.8.2)
             return
         identifiers = encode_identifier(subscription.identifier)
+        owed: list[bytes] = []
         for message in self._retained.match(inner):
             if message.expired(now):
-                self._forget(message.topic)
                 continue
-            self._router.deliver(session, message, Terms(min(message.qos, subscription.qos), True, identifiers), now)
+            qos = min(message.qos, subscription.qos)
+            if qos == 0:
+                owed.append(message.topic)
+            else:
+                self._router.deliver(session, message, Terms(qos, True, identifiers), now)
+                message.forget_forms()
+        if owed:
+            owed.reverse()
+            if connection.owed_retained is None:
+                connection.owed_retained = {}
+            connection.owed_retained[subscription.topic_filter] = owed
 
-    def _forget(self, topic: bytes) -> None:
-        stats = self._effects.stats
-        self._retained.remove(topic)
-        stats.dropped_expired += 1
-        stats.retained_messages = self._retained.count
-        stats.retained_bytes = self._retained.bytes
-        if self._effects.gated:
-            self._effects.records.append(records.unretained(topic))
+    def send_owed(self, connection: Connection, session: Session, now: float) -> None:
+        """Send retained QoS 0 messages that a connection is owed, as many as it has room for.
+
+        What is sent is what the topic retains by then; a subscription that is gone is owed nothing.
+        """
+        owed = connection.owed_retained
+        while owed:
+            topic_filter, topics = next(iter(owed.items()))
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is None or not topics:
+                del owed[topic_filter]
+                continue
+            terms = Terms(0, True, encode_identifier(subscription.identifier))
+            while topics:
+                if not connection.has_room():
+                    return
+                message = self._retained.get(topics.pop())
+                if message is not None and not message.expired(now):
+                    self._router.deliver(session, message, terms, now)
+                    message.forget_forms()
+        connection.owed_retained = None
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         codes: list[int] = []

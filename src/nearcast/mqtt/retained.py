@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 from nearcast.mqtt.publication import Publication
 
 
@@ -12,10 +14,12 @@ class _Level:
 
 
 class RetainedMessages:
-    """A tree by topic level. Expired messages are removed when met."""
+    """A tree by topic level."""
 
     def __init__(self) -> None:
         self._root = _Level()
+        # (deadline, topic) of messages that expire, soonest first; those that were replaced meanwhile are passed over.
+        self._deadlines: list[tuple[float, bytes]] = []
         self.count = 0
         self.bytes = 0
 
@@ -43,6 +47,22 @@ class RetainedMessages:
             self.bytes -= len(before.packets)
         level.message = message
         self.bytes += len(message.packets)
+        if message.expires_at:
+            heapq.heappush(self._deadlines, (message.expires_at, topic))
+            if len(self._deadlines) > 2 * self.count + 1_000:
+                self._deadlines = [(kept.expires_at, kept.topic) for kept in self.all() if kept.expires_at]
+                heapq.heapify(self._deadlines)
+
+    def expire(self, now: float) -> list[bytes]:
+        """Remove the messages whose time has passed; returns their topics."""
+        expired: list[bytes] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            topic = heapq.heappop(self._deadlines)[1]
+            message = self.get(topic)
+            if message is not None and message.expired(now):
+                self.remove(topic)
+                expired.append(topic)
+        return expired
 
     def remove(self, topic: bytes) -> bool:
         """Forget the topic's message and the levels that only led to it; returns whether there was one."""

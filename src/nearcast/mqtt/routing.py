@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from nearcast.errors import RemoteProtocolError
-from nearcast.mqtt import reasons, records
+from nearcast.mqtt import records
 from nearcast.mqtt.codec import encode_varint
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.subscriptions import SharedGroup, Subscription, SubscriptionTree
-from nearcast.mqtt.topics import is_string, parse_shared, topic_fault
+from nearcast.mqtt.topics import parse_shared
 
 #: Topics whose routes are remembered. The whole memory is dropped when it is full: it refills at the cost of one match each.
-MAX_ROUTES: Final = 100_000
+MAX_ROUTES: Final = 50_000
+#: A longer topic name is looked up anew each time: names are the client's to choose, and 64 KiB long if it likes.
+MAX_REMEMBERED_TOPIC_BYTES: Final = 256
 
 _SUBSCRIPTION_IDENTIFIER: Final = b"\x0b"
 
@@ -63,6 +64,7 @@ class Route:
         self.targets: list[Target] = []
         self.groups: list[SharedGroup] = []
         self.messages = 0
+        self.messages_at_sweep = 0
         self.bytes = 0
 
 
@@ -74,26 +76,28 @@ def encode_identifier(identifier: int) -> bytes:
 class Router:
     """Routes publications over one subscription tree. ``next_sequence`` numbers messages: their identity at this origin."""
 
-    def __init__(self, effects: Effects, tree: SubscriptionTree, max_topic_levels: int) -> None:
+    def __init__(self, effects: Effects, tree: SubscriptionTree) -> None:
         self.effects = effects
         self.tree = tree
         self.next_sequence = 1
-        self.max_topic_levels = max_topic_levels
         self._routes: dict[bytes, Route] = {}
 
+    def remembered(self, topic: bytes) -> Route | None:
+        """The route of a topic that was published lately, and whose name was therefore checked."""
+        route = self._routes.get(topic)
+        if route is not None and route.generation != self.tree.generation:
+            self._compile(route)
+        return route
+
     def route_for(self, topic: bytes) -> Route:
-        """The route of a topic; raises for what is not a topic name. Only valid names are ever remembered."""
+        """The route of a topic, whose name has been checked."""
         route = self._routes.get(topic)
         if route is None:
-            if not is_string(topic):  # [MQTT-3.3.2-1]
-                raise RemoteProtocolError(reasons.MALFORMED_PACKET, "a topic name must be well-formed UTF-8 without U+0000")
-            fault = topic_fault(topic, self.max_topic_levels)
-            if fault:
-                raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
-            if len(self._routes) >= MAX_ROUTES:
-                self._routes.clear()
             route = Route(topic)
-            self._routes[topic] = route
+            if len(topic) <= MAX_REMEMBERED_TOPIC_BYTES:
+                if len(self._routes) >= MAX_ROUTES:
+                    self._routes.clear()
+                self._routes[topic] = route
         if route.generation != self.tree.generation:
             self._compile(route)
         return route
@@ -119,10 +123,14 @@ class Router:
         route.generation = self.tree.generation
 
     def sweep(self) -> None:
-        """Forget routes that are out of date, so that they do not keep ended sessions in memory."""
+        """Forget routes that are out of date, so that they keep no ended session in memory, and those nobody used since."""
         generation = self.tree.generation
-        stale = [topic for topic, route in self._routes.items() if route.generation != generation]
-        for topic in stale:
+        useless: list[bytes] = []
+        for topic, route in self._routes.items():
+            if route.generation != generation or route.messages == route.messages_at_sweep:
+                useless.append(topic)
+            route.messages_at_sweep = route.messages
+        for topic in useless:
             del self._routes[topic]
 
     def topic_counts(self) -> list[tuple[str, int, int]]:
@@ -156,6 +164,7 @@ class Router:
             self._publish_acknowledged(targets, publication, publisher, now)
         for group in route.groups:
             self._publish_shared(group, publication, now)
+        publication.forget_forms()
         return True
 
     def _publish_acknowledged(
@@ -239,5 +248,7 @@ class Router:
         """Messages of a shared subscription whose receiver ended: give them to another member, if there is one."""
         group, inner = parse_shared(topic_filter)
         shared = self.tree.find_group(group, inner)
-        if shared is not None:
+        if publication.expired(now):  # [MQTT-3.3.2-5]
+            self.effects.stats.dropped_expired += publication.count
+        elif shared is not None:
             self._publish_shared(shared, publication, now)

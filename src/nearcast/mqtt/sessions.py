@@ -94,9 +94,6 @@ class Sessions:
             newly = not session.durable
             session.durable = True
             self._effects.records.append(records.session(session, self._effects.wall_offset, newly))
-            if newly and session.subscriptions:
-                for subscription in session.subscriptions.values():
-                    self._effects.records.append(records.subscribed(session.number, subscription))
         elif session.durable:
             session.durable = False
             self._effects.records.append(records.session_ended(session.number))

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from nearcast.errors import RemoteProtocolError
-from nearcast.mqtt import reasons
-
 MAX_TOPIC_BYTES: Final = 65_535
 SHARE_PREFIX: Final = "$share/"
 
@@ -56,25 +53,6 @@ def filter_fault(topic_filter: str, max_levels: int) -> str:
         if "+" in level and level != "+":  # [MQTT-4.7.1-2]
             return "+ must be a whole level of a topic filter"
     return ""
-
-
-def validate_topic(topic: str, max_levels: int = 65_535) -> None:
-    """Raise :class:`RemoteProtocolError` (0x90) when ``topic`` is not a valid topic name."""
-    fault = topic_fault(topic.encode("utf-8", "surrogatepass"), max_levels)
-    if fault:
-        raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
-
-
-def validate_filter(topic_filter: str, max_levels: int = 65_535) -> None:
-    """Raise :class:`RemoteProtocolError` (0x8F) when ``topic_filter``, shared or not, is not valid."""
-    fault = ""
-    try:
-        _, inner = parse_shared(topic_filter)
-        fault = filter_fault(inner, max_levels)
-    except ValueError as problem:
-        fault = str(problem)
-    if fault:
-        raise RemoteProtocolError(reasons.TOPIC_FILTER_INVALID, fault)
 
 
 def parse_shared(topic_filter: str) -> tuple[str, str]:

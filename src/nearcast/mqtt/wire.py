@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import i64
+
 from nearcast.errors import LocalProtocolError, RemoteProtocolError
 from nearcast.mqtt import reasons
 
@@ -165,6 +167,27 @@ def encode_string(value: str, what: str) -> bytes:
     except UnicodeEncodeError:
         raise LocalProtocolError(f"{what}: contains a lone surrogate, which MQTT strings cannot") from None
     return encode_binary(raw, what)
+
+
+def split_packets(chunk: bytes) -> list[bytes]:
+    """Complete, valid packets that stand back to back, one by one."""
+    found: list[bytes] = []
+    position: i64 = 0
+    end: i64 = len(chunk)
+    while position < end:
+        size: i64 = 0
+        shift: i64 = 0
+        cursor: i64 = position + 1
+        while True:
+            byte: i64 = chunk[cursor]
+            cursor += 1
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        found.append(chunk[position : cursor + size])
+        position = cursor + size
+    return found
 
 
 class FrameReader:

@@ -51,7 +51,7 @@ def test_matching_visits_what_the_topic_asks_for() -> None:
 def test_a_route_is_compiled_once_per_change() -> None:
     effects = Effects(False)
     tree = SubscriptionTree()
-    router = Router(effects, tree, 128)
+    router = Router(effects, tree)
     tree.add("", "t", Subscription(session("ann"), "t", 0))
     first = router.route_for(b"t")
     targets = first.targets
@@ -62,20 +62,31 @@ def test_a_route_is_compiled_once_per_change() -> None:
     assert again.targets is not targets
 
 
-def test_routes_that_are_out_of_date_are_swept() -> None:
+def test_routes_that_are_out_of_date_or_idle_are_swept() -> None:
     effects = Effects(False)
     tree = SubscriptionTree()
-    router = Router(effects, tree, 128)
-    router.route_for(b"t")
+    router = Router(effects, tree)
+    message = build(b"t", b"payload", 0, False)
+    router.publish(router.route_for(b"t"), message, None, 0.0)
     tree.add("", "t", Subscription(session("ann"), "t", 0))
-    router.route_for(b"u")
+    router.publish(router.route_for(b"u"), message, None, 0.0)
+    router.route_for(b"idle")
     router.sweep()
     assert [topic for topic, _, _ in router.topic_counts()] == ["u"]
+    router.sweep()
+    assert router.topic_counts() == []
+
+
+def test_long_topics_are_not_remembered() -> None:
+    router = Router(Effects(False), SubscriptionTree())
+    router.route_for(b"x" * 257)
+    router.route_for(b"x" * 256)
+    assert [topic for topic, _, _ in router.topic_counts()] == ["x" * 256]
 
 
 def test_topic_counts_and_sequence_numbers() -> None:
     effects = Effects(False)
-    router = Router(effects, SubscriptionTree(), 128)
+    router = Router(effects, SubscriptionTree())
     message = build(b"t", b"payload", 0, False)
     assert not router.publish(router.route_for(b"t"), message, None, 0.0)
     second = build(b"t", b"payload", 1, False)
