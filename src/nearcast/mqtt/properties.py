@@ -134,6 +134,10 @@ def is_topic_name(topic: str) -> bool:
     return topic != "" and "#" not in topic and "+" not in topic
 
 
+#: User properties read from one packet: there may be any number, and a CONNECT's are read before anyone is authenticated.
+MAX_USER_PROPERTIES: Final = 1_000
+
+
 def decode_properties(data: bytes, pos: int, packet_type: int) -> tuple[Properties | None, int]:
     """The properties whose length prefix is at ``pos``, and the position behind them. ``None`` when there are none.
 
@@ -164,6 +168,8 @@ def decode_properties(data: bytes, pos: int, packet_type: int) -> tuple[Properti
             pairs = properties.user_properties
             if pairs is None:
                 properties.user_properties = [(key, text)]
+            elif len(pairs) >= MAX_USER_PROPERTIES:
+                raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, f"{what}: more than {MAX_USER_PROPERTIES} user properties")
             else:
                 pairs.append((key, text))
             continue

@@ -236,6 +236,7 @@ class Session:
             pending.count -= done
             if pending.count == 0:
                 queue.popleft()
+                publication.forget_forms()
         if not queue:
             self.queue = None
 
@@ -274,6 +275,8 @@ class Session:
             connection.push_held(form.duplicate(index, packet_id))
             self.effects.stats.resent += 1
         self.unsent = None
+        for sent in inflight.values():
+            sent.publication.forget_forms()
         return True
 
     def orphans(self) -> list[tuple[str, Publication]]:
@@ -301,26 +304,14 @@ class Session:
 
     def acknowledge(self, packet_ids: bytes, now: float) -> None:
         """PUBACKs arrived: ``packet_ids`` are their identifiers, two bytes each."""
-        inflight = self.inflight
-        position: i64 = 0
-        end: i64 = len(packet_ids)
-        freed = 0
-        while position < end:
-            packet_id = (int(packet_ids[position]) << 8) | packet_ids[position + 1]
-            position += 2
-            sent = inflight.get(packet_id)
-            if sent is None:
-                continue
-            if sent.qos != 1:
-                self._freed(freed, packet_ids[: position - 2], now)
-                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBACK for a message that was sent at QoS 2")
-            del inflight[packet_id]
-            self.inflight_bytes -= sent.size
-            freed += 1
-        self._freed(freed, packet_ids, now)
+        self._settle(packet_ids, False, now)
 
     def complete(self, packet_ids: bytes, now: float) -> None:
         """PUBCOMPs arrived."""
+        self._settle(packet_ids, True, now)
+
+    def _settle(self, packet_ids: bytes, released: bool, now: float) -> None:
+        """The last word about messages in flight: QoS 1 messages, or QoS 2 messages that were ``released``."""
         inflight = self.inflight
         position: i64 = 0
         end: i64 = len(packet_ids)
@@ -331,10 +322,12 @@ class Session:
             sent = inflight.get(packet_id)
             if sent is None:
                 continue
-            if sent is not RELEASED:
+            if (sent is not RELEASED) if released else sent.qos != 1:
                 self._freed(freed, packet_ids[: position - 2], now)
-                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "PUBCOMP for a message that was not released")
+                fault = "PUBCOMP for a message that was not released" if released else "PUBACK for a message sent at QoS 2"
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, fault)
             del inflight[packet_id]
+            self.inflight_bytes -= sent.size
             freed += 1
         self._freed(freed, packet_ids, now)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nearcast.config import Limits
+from nearcast.errors import UnknownRecord
 from nearcast.mqtt import reasons, records
 from nearcast.mqtt.access import Credentials, Verdict
 from nearcast.mqtt.codec import encode
@@ -537,7 +538,7 @@ def test_expiry_runs_on_while_the_broker_is_down() -> None:
 
 @pytest.mark.parametrize("record", [b"", b"\x63", b"\x05\x01", b"\x10\x63\x00", b"\x01\x01"])
 def test_records_that_make_no_sense_are_refused(record: bytes) -> None:
-    with pytest.raises((ValueError, IndexError)):
+    with pytest.raises((ValueError, IndexError, UnknownRecord)):
         Recovery(World(durable=True).engine).apply(record)
 
 

@@ -21,6 +21,7 @@ from nearcast.mqtt.wire import (
     SUBSCRIBE,
     UNSUBACK,
     UNSUBSCRIBE,
+    encode_varint,
 )
 
 MALFORMED = 0x81
@@ -212,3 +213,12 @@ def test_values_that_are_not_encoded(properties: Properties) -> None:
 def test_a_subscribe_carries_one_subscription_identifier() -> None:
     with pytest.raises(LocalProtocolError):
         encode_properties(Properties(subscription_identifiers=[1, 2]), SUBSCRIBE)
+
+
+def test_the_number_of_user_properties_is_bounded() -> None:
+    pair = b"\x26\x00\x01a\x00\x01b"
+    properties, _ = decode_properties(encode_varint(len(pair) * 1_000) + pair * 1_000, 0, PUBLISH)
+    assert properties is not None
+    with pytest.raises(RemoteProtocolError) as raised:
+        decode_properties(encode_varint(len(pair) * 1_001) + pair * 1_001, 0, PUBLISH)
+    assert raised.value.reason_code == 0x97
