@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +18,9 @@ from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+#: What the options that are one word out of a few may be, for their help and for whoever mistypes one.
+_CHOICES = {"sync": "os or fsync", "log_level": "debug, info, warning or error", "log_format": "text or json"}
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +63,19 @@ def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
                 allow_anonymous=overrides.allow_anonymous,
             ),
         )
-    except (ValueError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain_option(str(error))) from error
+    except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _explain_option(message: str) -> str:
+    """msgspec's words about a value of the command line, with the option at fault and what it may be."""
+    found = re.fullmatch(r"Invalid enum value '(.*)' - at `\$\.(\w+)`", message)
+    if found is None:
+        return message
+    value, key = found.groups()
+    return f"--{key.replace('_', '-')} cannot be {value!r}: use {_CHOICES[key]}"
 
 
 def _with_tcp(listeners: tuple[Listener, ...], overrides: Overrides) -> tuple[Listener, ...]:
@@ -97,14 +112,17 @@ def broker(
         bool | None,
         typer.Option("--allow-anonymous/--no-anonymous", help="Clients without credentials (default: loopback only)."),
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help=f"Least severe event to log: {_CHOICES['log_level']}.")] = None,
+    log_format: Annotated[str | None, typer.Option(help=f"Form of the log: {_CHOICES['log_format']}.")] = None,
     ready_file: Annotated[
         str | None, typer.Option(help="Write addresses and real ports here, as JSON, once clients can come.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
 ) -> None:
-    """Run an MQTT broker until SIGTERM or Ctrl-C. SIGHUP reads the configuration again."""
+    """Run an MQTT broker until SIGTERM or Ctrl-C. SIGHUP reads the configuration again.
+
+    Example: nearcast broker --data data --http-port 9100
+    """
     overrides = Overrides(
         host=host,
         port=port,
@@ -138,10 +156,13 @@ def broker(
 
 def _write_whole(path: Path, content: bytes) -> None:
     """Write a file that nobody ever sees half written."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the ready file: {error.strerror}", path=str(path)) from error
 
 
 def passwd(
@@ -155,7 +176,10 @@ def passwd(
         bool, typer.Option("--scram", help="Keep SCRAM-SHA-256 keys: the user can log in without sending the password.")
     ] = False,
 ) -> None:
-    """Add a user to a broker's password file, change a password, or remove a user. Send the broker SIGHUP afterwards."""
+    """Add a user to a broker's password file, change a password, or remove a user. Send the broker SIGHUP afterwards.
+
+    Example: nearcast passwd users alice
+    """
     fault = username_fault(user)
     if fault:
         raise ConfigError(fault)

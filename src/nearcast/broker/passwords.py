@@ -180,6 +180,8 @@ def load_passwords(path: str) -> PasswordTable:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        if isinstance(error, FileNotFoundError):
+            reason = f"{error.strerror}; `nearcast passwd {path} USER` makes it"
         raise ConfigError(f"cannot read the password file: {reason}", path=path, key="security.password_file") from error
     verifiers: dict[str, Verifier] = {}
     for number, line in enumerate(text.split("\n"), start=1):

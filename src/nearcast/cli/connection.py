@@ -92,7 +92,8 @@ class ConnectionOptions:
         try:
             lines = self.password_file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the password file {self.password_file}: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"cannot read the password file {self.password_file}: {reason}") from error
         return lines[0] if lines else ""
 
 

@@ -49,6 +49,25 @@ def test_bad_options_are_refused(overrides: Overrides) -> None:
         effective_config(None, overrides)
 
 
+def test_a_bad_word_is_named_with_its_option_and_the_words_there_are() -> None:
+    with pytest.raises(ConfigError, match="--log-level cannot be 'loud': use debug, info, warning or error"):
+        effective_config(None, Overrides(log_level="loud"))
+    with pytest.raises(ConfigError, match="--sync cannot be 'never': use os or fsync"):
+        effective_config(None, Overrides(sync="never"))
+
+
+def test_a_missing_password_file_says_how_to_make_it(tmp_path: Path) -> None:
+    result = CliRunner().invoke(APP, ["broker", "--check", "--password-file", str(tmp_path / "users")])
+    assert isinstance(result.exception, ConfigError)
+    assert f"`nearcast passwd {tmp_path / 'users'} USER` makes it" in str(result.exception)
+
+
+def test_a_ready_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(APP, ["broker", "--port", "0", "--ready-file", str(tmp_path / "none" / "ready")])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot write the ready file" in str(result.exception)
+
+
 def test_check_only_checks(tmp_path: Path) -> None:
     result = CliRunner().invoke(APP, ["broker", "--check"])
     assert result.exit_code == 0
