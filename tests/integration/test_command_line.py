@@ -98,6 +98,14 @@ def test_errors_are_one_line(arguments: tuple[str, ...], expected: str) -> None:
     assert expected in result.stderr
 
 
+@pytest.mark.parametrize(("scheme", "expected"), [("mqtts", "is it a TLS port?"), ("ws", "is the port right?")])
+def test_the_wrong_scheme_for_a_port_says_so(broker: Mosquitto, scheme: str, expected: str) -> None:
+    result = nearcast("pub", "-t", "x", "-m", "a", "-u", broker.url.replace("mqtt://", f"{scheme}://"))
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert expected in result.stderr
+
+
 class Listener:
     """A running ``nearcast sub`` that has subscribed: the broker's log says so."""
 

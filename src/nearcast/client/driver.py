@@ -224,7 +224,11 @@ class Driver:
             self.machine.lose(self.now, f"the connection was lost: {error}" if error else "the broker closed the connection")
             self._act()
         elif link is not None and not link.outcome.done():
-            failure = error if isinstance(error, ConnectionClosed) else ConnectionClosed(f"the connection was lost: {error}")
+            if isinstance(error, ConnectionClosed):
+                failure = error
+            else:
+                reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+                failure = ConnectionClosed(f"the other side ended the connection at once{reason}; is the port right?")
             link.outcome.set_exception(failure)
 
     # -- the machine's events ----------------------------------------------------------------------------------------------

@@ -105,4 +105,6 @@ async def open_wire(endpoint: Endpoint, receiver: Receiver, tls: Tls, timeout_se
     except ConnectionRefusedError as error:
         raise ConnectionClosed(f"cannot reach {endpoint}: nothing listens there; is the broker running?") from error
     except OSError as error:
-        raise ConnectionClosed(f"cannot reach {endpoint}: {error.strerror or error}") from error
+        reason = error.strerror or str(error) or "the connection was closed in the middle of opening it"
+        hint = "; is it a TLS port?" if endpoint.secure and isinstance(error, ConnectionError) else ""
+        raise ConnectionClosed(f"cannot reach {endpoint}: {reason}{hint}") from error
