@@ -77,8 +77,19 @@ class StorageCorrupt(NearcastError):
         self.torn = torn
 
 
+class UnknownRecord(NearcastError):
+    """A journal record is whole, and of a ``kind`` that no version up to this one writes."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__(f"record of unknown kind {kind}")
+        self.kind = kind
+
+
 class StorageUnavailable(NearcastError):
-    """The disk does not take what must be stored (full, read-only, gone). ``path`` is the file that failed."""
+    """The disk does not take or give what is stored (full, read-only, gone, in use, written by a newer version).
+
+    ``path`` is the file or directory that failed.
+    """
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
