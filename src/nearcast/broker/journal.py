@@ -12,15 +12,18 @@ disk, older files are of no use and removed. Recovery replays all files, oldest 
 
 Damage (a torn tail, a flipped bit) is reported with path and offset. What precedes it is recovered; the damaged file and any
 younger one are kept aside with the suffix ``.damaged`` (the last few of them), and the recovered state is written anew at
-once.
+once. A journal of a newer version is no damage: nothing of it is touched, and the broker does not start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import logging
 import mmap
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -29,14 +32,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from nearcast.errors import StorageCorrupt, StorageUnavailable
+from nearcast.broker import logs
+from nearcast.errors import StorageCorrupt, StorageUnavailable, UnknownRecord
 from nearcast.mqtt import records as record_fields
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.recovery import Recovery, Snapshot
 
-HEADER: Final = b"nearcast journal 1\n"
+VERSION: Final = 1
+HEADER: Final = b"nearcast journal %d\n" % VERSION
+_ANY_HEADER: Final = re.compile(rb"nearcast journal ([1-9]\d{0,8})\n")
 FRAME: Final = struct.Struct(">II")
-#: A snapshot is copied in steps of this size, so that no client waits long for one.
+#: A snapshot is copied in steps of about this size, so that no client waits long for one. A session is never split, because
+#: its copy must describe one moment: one with a long queue (``limits.max_queued_bytes``) is one step and one frame, whatever
+#: its size, and clients wait for all of it.
 SNAPSHOT_STEP_BYTES: Final = 262_144
 DAMAGED: Final = ".damaged"
 #: Damaged files of earlier starts that are kept.
@@ -65,7 +73,7 @@ def read_frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
             raise StorageCorrupt(str(path), 0, "the file ends inside its header", torn=True)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[: len(HEADER)] != HEADER:
-                raise StorageCorrupt(str(path), 0, "this is not a journal, or one of a version that is not known here")
+                raise StorageCorrupt(str(path), 0, "this is not a journal")
             offset = len(HEADER)
             while offset < size:
                 if offset + FRAME.size > size:
@@ -81,6 +89,17 @@ def read_frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
                     raise StorageCorrupt(str(path), offset, "the checksum does not match")
                 yield offset, _split(path, offset, body)
                 offset = begin + length
+
+
+def is_newer(path: Path) -> bool:
+    """Whether a file says that it is a journal of a version after this one."""
+    with path.open("rb") as file:
+        found = _ANY_HEADER.match(file.read(64))
+    return found is not None and int(found[1]) > VERSION
+
+
+def _too_new(path: Path) -> StorageUnavailable:
+    return StorageUnavailable(str(path), "was written by a newer version of nearcast: use that version, or another directory")
 
 
 def _split(path: Path, offset: int, body: bytes) -> list[bytes]:
@@ -129,6 +148,9 @@ class Journal:
         journal = cls(path, engine, fsync=fsync, snapshot_bytes=snapshot_bytes)
         try:
             journal._recover(now)
+        except OSError as error:
+            journal.close()
+            raise StorageUnavailable(str(error.filename or directory), f"cannot be used: {error.strerror}") from error
         except BaseException:
             journal.close()
             raise
@@ -151,15 +173,17 @@ class Journal:
         await asyncio.wrap_future(self._flusher.submit(self._flush, [*retired, self._descriptor], retired))
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush, close and unlock. A disk that fails even now is logged: whatever was acknowledged has been flushed before."""
         self._flusher.shutdown(wait=True)
-        for descriptor in (*self._retired, self._descriptor):
-            if descriptor >= 0:
-                os.fdatasync(descriptor)
-                os.close(descriptor)
+        descriptors = [*self._retired, self._descriptor] if self._descriptor >= 0 else self._retired
         self._descriptor = -1
         self._retired = []
-        os.close(self._lock)
+        try:
+            self._flush(descriptors, descriptors)
+        except StorageUnavailable as error:
+            logs.event(logging.ERROR, "the journal could not be flushed at the end", path=error.path, reason=str(error))
+        finally:
+            os.close(self._lock)
 
     # --- writing --------------------------------------------------------------------------------------------------------
 
@@ -170,8 +194,10 @@ class Journal:
             while written < len(frame):
                 written += os.write(self._descriptor, view[written:])
         except OSError as error:
-            if written:  # half a frame would read as damage
-                os.ftruncate(self._descriptor, self._generation_bytes)
+            if written:
+                # Half a frame would read as damage. If it has to stay: that damage is all it does.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self._generation_bytes)
             raise StorageUnavailable(str(self._path()), f"cannot be written: {error.strerror}") from error
         self._generation_bytes += len(frame)
         self.bytes_written += len(frame)
@@ -184,15 +210,16 @@ class Journal:
         """Begin a file for the engine's current generation. The one before is flushed and closed with the next flush."""
         if self._descriptor >= 0:
             self._retired.append(self._descriptor)
+            self._descriptor = -1
         path = self._path()
+        self._generation_bytes = 0
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._descriptor, 0)
+            self._write(HEADER)
+            self._sync_directory()
         except OSError as error:
             raise StorageUnavailable(str(path), f"cannot be made: {error.strerror}") from error
-        self._generation_bytes = 0
-        self._write(HEADER)
-        self._sync_directory()
 
     def _maintain(self) -> None:
         """Go on with a snapshot, or begin one when it is due; a step at a time."""
@@ -232,11 +259,14 @@ class Journal:
         try:
             for descriptor in descriptors:
                 os.fdatasync(descriptor)
-            for descriptor in to_close:
-                os.close(descriptor)
         except OSError as error:
             # After a failed flush the kernel may have dropped the pages: trying again would report success for lost data.
             raise StorageUnavailable(str(self.directory), f"cannot be flushed: {error.strerror}") from error
+        finally:
+            for descriptor in to_close:
+                # Flushed or failed by now; what closing may add is no news, and the descriptor is gone in any case.
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
 
     def _finish_snapshot(self, descriptors: list[int], to_close: list[int]) -> None:
         self._flush(descriptors, to_close)
@@ -266,15 +296,22 @@ class Journal:
             raise StorageUnavailable(str(path), f"cannot be made: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(descriptor)
             raise StorageUnavailable(str(self.directory), "another broker uses this directory; give each its own") from None
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageUnavailable(str(path), f"cannot be locked: {error.strerror}") from error
         return descriptor
 
     def _recover(self, now: float) -> None:
         engine = self._engine
         recovery = Recovery(engine)
         found = _generations(self.directory)
+        # Before anything is set aside: damage to an older file must not take a newer version's along.
+        for path in found:
+            if is_newer(path):
+                raise _too_new(path)
         newest = 0
         for index, path in enumerate(found):
             newest = _generation_of(path)
@@ -304,6 +341,9 @@ class Journal:
             for record in records:
                 try:
                     recovery.apply(record)
+                except UnknownRecord as error:
+                    # The frame is whole, so this was meant: damage would not have passed the checksum.
+                    raise _too_new(path) from error
                 except (ValueError, KeyError, IndexError, struct.error) as error:
                     raise StorageCorrupt(str(path), offset, f"a record makes no sense: {error}") from error
 

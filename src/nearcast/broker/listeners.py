@@ -160,10 +160,10 @@ class BoundListener:
         path = (config.path or "/mqtt") if config.kind in ("ws", "wss") else ""
         return f"{scheme}://{host}:{self.port}{path}"
 
-    def reload_certificates(self, config: Listener) -> None:
-        """Use these files from the next handshake on."""
-        if self.secure:
-            self._context = certificates.server_context(config)
+    def reload(self, config: Listener, context: ssl.SSLContext | None) -> None:
+        """Use these settings, and the context made of them, from the next handshake on."""
+        self.config = config
+        self._context = context
 
     def _make_transport(self) -> ClientTransport:
         return self._transport_class(self._broker, self)
@@ -175,7 +175,8 @@ class BoundListener:
         name = transport.get_extra_info("peername")
         address = str(name[0]) if name else "?"
         certificate_name = None
-        if self.config.certificate_username:
+        # A handshake that began before a reload was judged by other authorities, and perhaps under other rules: no name then.
+        if self.config.certificate_username and transport.get_extra_info("sslcontext") is self._context:
             certificate_name = certificates.common_name(transport.get_extra_info("peercert"))
         return Peer(address, self.name, self.secure, certificate_name, is_loopback(address))
 
@@ -230,8 +231,8 @@ class BoundListener:
                 logging.INFO, "TLS handshake failed", listener=self.name, reason=reason or str(error) or "timed out"
             )
 
-    async def close(self) -> None:
-        """Stop listening, and remove the socket file if it is still ours."""
+    def stop_accepting(self) -> None:
+        """Stop listening, end handshakes that are under way, and remove the socket file if it is still ours."""
         loop = asyncio.get_running_loop()
         for server in self._servers:
             server.close()
@@ -241,14 +242,21 @@ class BoundListener:
             listening.close()
         self._sockets = []
         self._servers = []
-        for task in list(self._handshakes):
+        for task in self._handshakes:
             task.cancel()
-        if self._handshakes:
-            await asyncio.wait(self._handshakes)
         path = self.config.path
         if self.config.kind == "unix" and path is not None:
             try:
                 if os.stat(path).st_ino == self._socket_inode:
                     os.unlink(path)
+                    self._socket_inode = 0
             except FileNotFoundError:
                 pass
+            except OSError as error:
+                logs.event(logging.WARNING, "the socket file stays behind", path=path, reason=error.strerror)
+
+    async def close(self) -> None:
+        """:meth:`stop_accepting`, and wait for what it ended."""
+        self.stop_accepting()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)

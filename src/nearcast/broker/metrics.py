@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from nearcast import __version__
 from nearcast.broker.rates import Rates
+from nearcast.broker.sys_topics import packets_received
 from nearcast.mqtt.effects import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,10 +38,9 @@ _COUNTERS = {
     "bytes_sent": "Bytes sent to clients.",
     "publish_bytes_received": "Bytes of PUBLISH packets received.",
     "publish_bytes_sent": "Bytes of PUBLISH packets sent.",
-    "packets_received": "MQTT packets received.",
     "unmatched": "Messages that no subscription wanted.",
     "wills_published": "Will messages published.",
-    "resent": "Messages sent again after a reconnect.",
+    "resent": "PUBLISH packets sent again after a reconnect.",
 }
 _DROPPED = ("slow_consumer", "queue_full", "expired", "too_large", "not_authorized")
 
@@ -60,9 +60,11 @@ class BrokerCollector(Collector):
             yield GaugeMetricFamily(f"nearcast_{name}", help_text, value=getattr(stats, name))
         for name, help_text in _COUNTERS.items():
             yield CounterMetricFamily(f"nearcast_{name}", help_text, value=getattr(stats, name))
+        help_text = "MQTT packets of any type received, PUBLISH included."
+        yield CounterMetricFamily("nearcast_packets_received", help_text, value=packets_received(stats))
         for name, help_text, by_qos in (
             ("messages_received", "PUBLISH packets received, by QoS.", stats.publishes_received),
-            ("messages_sent", "PUBLISH packets sent, by QoS.", stats.publishes_sent),
+            ("messages_sent", "PUBLISH packets sent, by QoS, without those sent again.", stats.publishes_sent),
         ):
             family = CounterMetricFamily(f"nearcast_{name}", help_text, labels=["qos"])
             for qos, count in enumerate(by_qos):

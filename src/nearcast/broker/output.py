@@ -5,7 +5,9 @@ The contract is :class:`~nearcast.mqtt.effects.Effects`'s. Here it meets the dis
 - without a journal everything is sent at once;
 - with ``sync = "os"`` the records are written to the kernel, then everything is sent;
 - with ``sync = "fsync"`` the records are written, output that waits for nothing is sent, and the held output is gathered until
-  the next flush of the disk has covered its records. While one flush runs, the next batch gathers: group commit.
+  the next flush of the disk has covered its records. While one flush runs, the next batch gathers: group commit. A client for
+  which ``max_output_bytes`` wait for the disk gets its further output gathered by the engine, under the engine's bounds, until
+  the flush is done.
 
 A disk that fails stops the broker (:attr:`Outbox.failed`): an acknowledgement that nothing stands behind must not leave.
 """
@@ -32,7 +34,7 @@ class Outbox:
         self._monotonic = monotonic
         self.journal: Journal | None = None
         self._on_failure = on_failure
-        self._held: list[tuple[ClientTransport, list[bytes]]] = []
+        self._held: list[tuple[ClientTransport, list[bytes], int]] = []
         self._syncing: asyncio.Task[None] | None = None
         self.failed: StorageUnavailable | None = None
 
@@ -78,23 +80,25 @@ class Outbox:
                 continue
             handle = cast(ClientTransport, connection.handle)
             chunks = connection.take()
-            if chunks and connection.closing and handle.held_batches:
+            if chunks and connection.closing and handle.held_bytes:
                 # The last word, a DISCONNECT: it must not overtake the answers that wait for the disk [MQTT-3.14.4-1].
-                self._held.append((handle, chunks))
-                handle.held_batches += 1
+                self._hold(handle, chunks, sum(map(len, chunks)))
             elif chunks:
                 handle.send(chunks)
+            if handle.held_bytes >= connection.max_output_bytes and not connection.closing:
+                # Enough waits for the disk. The rest stays with the engine, which counts it; `_sync` comes back for it.
+                continue
+            counted = connection.out_bytes
             held = connection.take_held()
             if held:
                 # A flush that is under way may be the one this output waits for, if its client could not take it before.
                 unsafe = journal.needs_sync and (journal.unsynced or self._syncing is not None)
-                if handle.held_batches or unsafe:
-                    self._held.append((handle, held))
-                    handle.held_batches += 1
+                if handle.held_bytes or unsafe:
+                    self._hold(handle, held, counted - connection.out_bytes)
                 else:
                     handle.send(held)
             if connection.closing:
-                if handle.held_batches:
+                if handle.held_bytes:
                     handle.waits_to_close = True
                 else:
                     handle.close()
@@ -105,26 +109,39 @@ class Outbox:
             self._syncing = asyncio.get_running_loop().create_task(self._sync(journal), name="journal-sync")
         return again
 
+    def _hold(self, handle: ClientTransport, chunks: list[bytes], size: int) -> None:
+        self._held.append((handle, chunks, size))
+        handle.held_bytes += size
+
     async def _sync(self, journal: Journal) -> None:
         try:
             while self._held:
                 # Whatever is held by now was appended before; what comes during the flush waits for the next one.
                 batch, self._held = self._held, []
                 await journal.sync()
-                for handle, chunks in batch:
-                    handle.held_batches -= 1
+                if self.failed is not None:
+                    return
+                for handle, chunks, size in batch:
+                    handle.held_bytes -= size
                     handle.send(chunks)
-                    if handle.waits_to_close and not handle.held_batches:
-                        handle.close()
+                    connection = handle.connection
+                    if handle.waits_to_close:
+                        if not handle.held_bytes:
+                            handle.close()
+                    elif connection is not None and (connection.starved or connection.held is not None):
+                        # It was left out while too much of it was waiting here. A congested one has to wait for its client.
+                        connection.touch()
+                self._commit(journal)
         except StorageUnavailable as error:
             self._fail(error)
         finally:
             self._syncing = None
 
     def _fail(self, error: StorageUnavailable) -> None:
-        self.failed = error
-        self._held.clear()
-        self._on_failure(error)
+        if self.failed is None:
+            self.failed = error
+            self._held.clear()
+            self._on_failure(error)
 
     async def drain(self) -> None:
         """Wait until nothing is held back any more."""

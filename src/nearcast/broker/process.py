@@ -51,7 +51,8 @@ GC_THRESHOLDS = (50_000, 20, 50)
 class Broker:
     """One broker. ``start`` and ``stop`` for embedding; ``serve`` adds signals and returns when told to stop.
 
-    ``reload_config`` gives the configuration anew at SIGHUP.
+    ``reload_config`` gives the configuration anew at SIGHUP. When the disk fails, listeners and connections are closed at
+    once; whoever embeds a broker sees that in :meth:`health`, and still calls ``stop``.
     """
 
     def __init__(
@@ -115,6 +116,8 @@ class Broker:
         self._started_at = self.monotonic()
         try:
             self._open_journal()
+            if self.config.observability.sys_interval_seconds:
+                self._update_sys_topics(self._started_at)
             for listener_config in self.config.listeners:
                 listener = BoundListener(self, listener_config)
                 self.listeners.append(listener)
@@ -123,19 +126,26 @@ class Broker:
                 self._start_http(self.config.observability.http_host, self.config.observability.http_port)
             for listener in self.listeners:
                 await listener.start()
+            if self._outbox.failed is not None:
+                raise self._outbox.failed
         except BaseException:
-            self._close_journal()
-            await self._close_listeners()
-            await self._stop_http()
+            await self._abandon_start()
             raise
         self._warn_of_closed_doors()
-        if self.config.observability.sys_interval_seconds:
-            self._update_sys_topics(self._started_at)
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
         for listener in self.listeners:
             logs.event(logging.INFO, "listening", listener=listener.config.kind, address=listener.address, port=listener.port)
         if self._http is not None:
             logs.event(logging.INFO, "serving metrics", host=self.config.observability.http_host, port=self._http.port)
+
+    async def _abandon_start(self) -> None:
+        await self._close_listeners()
+        for handle in list(self.handles):
+            handle.cut()
+        await self._emptied()
+        await self._stop_http()
+        await self._outbox.drain()
+        self._close_journal()
 
     async def stop(self) -> None:
         """Stop listening, send clients away (0x8B), give them the configured time, then cut off whoever is left."""
@@ -156,18 +166,16 @@ class Broker:
         try:
             async with asyncio.timeout(patience):
                 await self._outbox.drain()
-                while self.handles:
-                    self._empty.clear()
-                    await self._empty.wait()
+                await self._emptied()
         except TimeoutError:
             logs.event(logging.WARNING, "clients did not take their last bytes in time", clients=len(self.handles))
         for handle in list(self.handles):
             handle.abort()
-        while self.handles:
-            self._empty.clear()
-            await self._empty.wait()
+        await self._emptied()
         await self._stop_http()
         self._authenticator.close()
+        # A flush that took longer than the clients were given must end before its file is closed.
+        await self._outbox.drain()
         self._close_journal()
         self.events.summarize()
         logs.event(logging.INFO, "stopped")
@@ -201,6 +209,11 @@ class Broker:
                 handle.abort()
         self._stop_asked.set()
 
+    async def _emptied(self) -> None:
+        while self.handles:
+            self._empty.clear()
+            await self._empty.wait()
+
     async def _close_listeners(self) -> None:
         for listener in self.listeners:
             await listener.close()
@@ -221,6 +234,9 @@ class Broker:
     def opened(self, handle: ClientTransport, peer: Peer) -> None:
         """A transport was accepted and admitted."""
         self.handles.add(handle)
+        if self._outbox.failed is not None:
+            handle.abort()
+            return
         handle.connection = self.engine.open(peer, handle, self.monotonic())
 
     def announce(self, handle: ClientTransport, connection: Connection) -> None:
@@ -238,13 +254,19 @@ class Broker:
                 keep_alive=connection.keep_alive_seconds,
             )
 
-    def lost(self, handle: ClientTransport, connection: Connection, error: Exception | None) -> None:
-        """A transport is gone."""
+    def lost(self, handle: ClientTransport, connection: Connection | None) -> None:
+        """A transport is gone; without a connection, one that was refused or cut off."""
         self.handles.discard(handle)
         self.stalls.unwatch(handle)
-        self._authenticator.forget(connection)
-        self.engine.lose(connection, self.monotonic())
-        self.flush()
+        if connection is not None:
+            self._authenticator.forget(connection)
+            self.engine.lose(connection, self.monotonic())
+            self.flush()
+            self._log_end(handle, connection)
+        if not self.handles:
+            self._empty.set()
+
+    def _log_end(self, handle: ClientTransport, connection: Connection) -> None:
         if handle.announced:
             level, message = logging.INFO, "client disconnected"
         elif connection.version:
@@ -259,8 +281,6 @@ class Broker:
             listener=connection.peer.listener,
             reason=connection.close_reason,
         )
-        if not self.handles:
-            self._empty.set()
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -271,6 +291,8 @@ class Broker:
         if self.engine.next_deadline() <= now:
             self.engine.tick(now)
             self.flush()
+            if self._outbox.failed is not None:
+                return
         self._ticks += 1
         if self._ticks % CHECKS_EVERY_TICKS == 0:
             self.stalls.check(now, self.config.limits.stall_timeout_seconds)
@@ -297,7 +319,7 @@ class Broker:
             self._loop.call_soon_threadsafe(callback)
 
     def _authenticated(self, connection: object, verdict: Verdict) -> None:
-        if isinstance(connection, Connection):
+        if isinstance(connection, Connection) and self._outbox.failed is None:
             self.engine.authenticated(connection, verdict, self.monotonic())
             handle = cast(ClientTransport, connection.handle)
             if not handle.announced:
@@ -348,8 +370,18 @@ class Broker:
     # --- trouble --------------------------------------------------------------------------------------------------------
 
     def _storage_failed(self, error: StorageUnavailable) -> None:
+        """Nothing that comes from now on could be kept, so nothing more comes in, whoever runs the loop.
+
+        The engine is ahead of the disk now and is not asked again; :meth:`stop` has only to close what is left.
+        """
         logs.event(logging.ERROR, "the journal cannot be written, stopping", path=error.path, reason=str(error))
         self._exit_code = 1
+        if self._timer is not None:
+            self._timer.cancel()
+        for listener in self.listeners:
+            listener.stop_accepting()
+        for handle in list(self.handles):
+            handle.cut()
         self._stop_asked.set()
 
     def _warn_of_closed_doors(self) -> None:
@@ -376,10 +408,8 @@ class Broker:
             merged = reloading.merge(self.config, new)
             passwords = _load_passwords(merged.security)
             access_list = load_access_list(merged.security.acl, merged.security.acl_file)
-            for listener_config in merged.listeners:
-                if listener_config.kind in ("tls", "wss"):
-                    server_context(listener_config)
-        except NearcastError as error:
+            contexts = [server_context(item) if item.kind in ("tls", "wss") else None for item in merged.listeners]
+        except (NearcastError, ValueError, OSError) as error:
             logs.event(logging.ERROR, "reload refused, the old configuration stays", reason=str(error))
             return
         changed = reloading.changed_keys(self.config, new)
@@ -390,8 +420,8 @@ class Broker:
         self.engine.apply(merged.limits)
         self._max_connections = bounded_connections(merged.limits.max_connections)
         self._connect_rate = connect_rate(merged.security, self._clock)
-        for listener, listener_config in zip(self.listeners, merged.listeners, strict=True):
-            listener.reload_certificates(listener_config)
+        for listener, listener_config, context in zip(self.listeners, merged.listeners, contexts, strict=True):
+            listener.reload(listener_config, context)
         observability = merged.observability
         logs.logger.setLevel(logs.LEVELS[observability.log_level])
         logs.set_format(observability.log_format)

@@ -1,14 +1,15 @@
 """Messages per second by topic and by client, for the busiest few.
 
-The engine counts per topic and per connection anyway. A sample takes the differences since the last one and keeps the top N,
-so what is kept here is bounded by N, and by the number of topics the router remembers.
+The engine counts per topic and per connection anyway. A sample takes the differences since the last one and keeps the top N.
+Of every other topic that the router remembers, only the counters stay here, found by the hash of the name: names are the
+client's to choose, and must not be kept twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -16,6 +17,8 @@ from nearcast.broker.transports import ClientTransport
 
 SAMPLE_SECONDS = 5.0
 CLIENTS_PER_SLICE = 2_000
+
+_NOTHING = (0, 0)
 
 
 class TopicRate(msgspec.Struct, frozen=True):
@@ -41,21 +44,29 @@ class Rates:
         self.top_n = top_n
         self.topics: list[TopicRate] = []
         self.clients: list[ClientRate] = []
-        self._previous: dict[str, tuple[int, int]] = {}
+        self._previous: dict[int, tuple[int, int]] = {}
 
-    def sample_topics(self, counts: list[tuple[str, int, int]], seconds: float) -> None:
+    def sample_topics(self, counts: Iterable[tuple[str, int, int]], seconds: float) -> None:
         """Take the router's counters. A counter below its last value was begun anew."""
-        moved: list[tuple[int, int, str]] = []
-        previous = self._previous
-        for topic, messages, size in counts:
-            before_messages, before_size = previous.get(topic, (0, 0))
-            if messages < before_messages:
-                before_messages, before_size = 0, 0
-            if messages > before_messages:
-                moved.append((messages - before_messages, size - before_size, topic))
-        self._previous = {topic: (messages, size) for topic, messages, size in counts}
-        busiest = heapq.nlargest(self.top_n, moved)
+        busiest = heapq.nlargest(self.top_n, self._moved(counts))
         self.topics = [TopicRate(topic, messages / seconds, size / seconds) for messages, size, topic in busiest]
+
+    def _moved(self, counts: Iterable[tuple[str, int, int]]) -> Iterator[tuple[int, int, str]]:
+        """(messages, bytes, topic) since the last sample, of the topics that had any."""
+        previous = self._previous
+        seen: dict[int, tuple[int, int]] = {}
+        for topic, messages, size in counts:
+            # Two names of one hash would have a wrong rate for one sample: once in 2**64 pairs, and a rate is all it is.
+            key = hash(topic)
+            before = previous.get(key, _NOTHING)
+            if messages < before[0]:
+                before = _NOTHING
+            if messages > before[0]:
+                yield messages - before[0], size - before[1], topic
+                seen[key] = (messages, size)
+            else:
+                seen[key] = before
+        self._previous = seen
 
     async def sample_clients(self, handles: Iterable[ClientTransport], seconds: float) -> None:
         """Look at every connection, in slices so that the event loop is never held up for long."""
@@ -81,7 +92,7 @@ class Rates:
 
     async def run(
         self,
-        topic_counts: Callable[[], list[tuple[str, int, int]]],
+        topic_counts: Callable[[], Iterable[tuple[str, int, int]]],
         handles: Iterable[ClientTransport],
         monotonic: Callable[[], float],
     ) -> None:

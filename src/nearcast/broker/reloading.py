@@ -20,8 +20,16 @@ RELOADABLE_PREFIXES = (
     "shutdown_timeout_seconds",
 )
 
-#: The same, within one listener.
-RELOADABLE_LISTENER_KEYS = ("certificate_file", "key_file", "ca_file", "client_certificates", "allow_anonymous")
+#: The same, within one listener. What is checked together is here together, so that new and old never make up a listener that
+#: neither of the two configurations describes.
+RELOADABLE_LISTENER_KEYS = (
+    "certificate_file",
+    "key_file",
+    "ca_file",
+    "client_certificates",
+    "certificate_username",
+    "allow_anonymous",
+)
 
 #: The thread pool exists by the time a reload comes.
 FIXED_KEYS = ("security.verification_threads",)

@@ -32,7 +32,7 @@ class ClientTransport(asyncio.Protocol):
         "announced",
         "broker",
         "connection",
-        "held_batches",
+        "held_bytes",
         "listener",
         "reading_paused",
         "sampled_in",
@@ -50,8 +50,8 @@ class ClientTransport(asyncio.Protocol):
         self.connection: Connection | None = None
         self.announced = False
         self.reading_paused = False
-        # Output that waits for the disk, in batches of the group commit.
-        self.held_batches = 0
+        # Output that waits for the disk.
+        self.held_bytes = 0
         self.waits_to_close = False
         self.stall_bytes = 0
         self.stall_since = 0.0
@@ -95,10 +95,8 @@ class ClientTransport(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        connection = self.connection
-        if connection is not None:
-            self.connection = None
-            self.broker.lost(self, connection, exc)
+        connection, self.connection = self.connection, None
+        self.broker.lost(self, connection)
 
     # What the broker calls.
 
@@ -144,6 +142,11 @@ class ClientTransport(asyncio.Protocol):
         """Close at once."""
         if self.transport is not None:
             self.transport.abort()
+
+    def cut(self) -> None:
+        """Close at once, and let the engine hear nothing of it, nor of anything that still arrives."""
+        self.connection = None
+        self.abort()
 
     def write_buffer_bytes(self) -> int:
         """Bytes the kernel has not taken yet."""

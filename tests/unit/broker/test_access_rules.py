@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearcast.broker.access_rules import AccessList, covers, fill, load_access_list, overlaps, parse_rules
+from nearcast.broker.access_rules import AccessList, NamePattern, covers, fill, load_access_list, overlaps, parse_rules
 from nearcast.config import AccessRule
 from nearcast.errors import ConfigError
 from nearcast.mqtt.topics import matches
@@ -138,6 +139,20 @@ def test_users_and_clients_by_pattern() -> None:
     assert not rules.may_publish("x", None, "named")
     assert rules.may_publish("x", None, "none")
     assert not rules.may_publish("x", "anyone", "none")
+
+
+@given(st.text("ab*", max_size=6), st.text("ab\n", max_size=10))
+def test_patterns_match_as_a_regular_expression_would(pattern: str, name: str) -> None:
+    expected = re.fullmatch(pattern.replace("*", ".*"), name, re.DOTALL) is not None and (pattern != "*" or name != "")
+    assert NamePattern(pattern).matches(name) is expected
+
+
+def test_a_long_name_is_matched_in_linear_time() -> None:
+    """A backtracking matcher would look at each of these some 10 ** 12 times."""
+    pattern = NamePattern("*sensor*-*sensor*-*x")
+    assert not pattern.matches("sensor" * 10_900 + "x")
+    assert not NamePattern("*a" * 30 + "*b").matches("a" * 65_000)
+    assert pattern.matches("sensor-" * 9_000 + "x")
 
 
 def test_a_pattern_is_no_regular_expression() -> None:

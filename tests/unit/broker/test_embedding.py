@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from nearcast.broker import journal as journal_module
 from nearcast.broker.process import Broker
-from nearcast.config import BrokerConfig, Listener, Observability, Persistence
+from nearcast.config import BrokerConfig, Limits, Listener, Observability, Persistence
 from nearcast.errors import ConfigError
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Credentials, Verdict
 from nearcast.mqtt.codec import PacketReader, encode
-from nearcast.mqtt.packets import Auth, ConnAck, Connect, Packet, Properties
+from nearcast.mqtt.packets import Auth, ConnAck, Connect, Packet, Properties, Publish
 from tests.unit.broker.fakes import in_loop
 
 
@@ -79,6 +82,70 @@ async def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
                 await broker.start()
             assert not (tmp_path / "s").exists()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@in_loop
+async def test_a_start_that_fails_after_the_journal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Broker, now: float) -> None:
+        raise RuntimeError("no figures today")
+
+    config = BrokerConfig(
+        listeners=(Listener(kind="unix", path=str(tmp_path / "s")),), persistence=Persistence(directory=str(tmp_path / "data"))
+    )
+    monkeypatch.setattr(Broker, "_update_sys_topics", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no figures today"):
+            await Broker(config).start()
+        assert not (tmp_path / "s").exists()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("max_topic_levels", [1, 4])
+@in_loop
+async def test_few_topic_levels_do_not_keep_a_broker_from_starting(max_topic_levels: int) -> None:
+    broker = Broker(BrokerConfig(listeners=(Listener(port=0),), limits=Limits(max_topic_levels=max_topic_levels)))
+    await broker.start()
+    await broker.stop()
+
+
+@in_loop
+async def test_a_disk_that_fails_closes_everything_also_without_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = BrokerConfig(
+        listeners=(Listener(port=0), Listener(kind="unix", path=str(tmp_path / "s"))),
+        persistence=Persistence(directory=str(tmp_path / "data"), sync="os"),
+    )
+    broker = Broker(config)
+    await broker.start()
+    port = broker.listeners[0].port
+    bystander, client = await Streams.to(broker), await Streams.to(broker)
+    assert isinstance(await bystander.ask(Connect("bystander")), ConnAck)
+    assert isinstance(await client.ask(Connect("c")), ConnAck)
+
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module, "os", _Os(write=full))
+        answer = await client.ask(Publish("t", b"x", qos=1, packet_id=1, retain=True))
+        assert answer is None, "neither acknowledged nor kept open"
+        await asyncio.gather(bystander.ended(), client.ended())
+    assert broker.health()["ok"] is False
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await broker.stop()
+    assert broker.handles == set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    again = Broker(config)  # the directory is unlocked
+    await again.start()
+    await again.stop()
+
+
+class _Os:
+    """The ``os`` module with some functions replaced, for one module alone."""
+
+    def __init__(self, **functions: object) -> None:
+        self.__dict__.update({name: getattr(os, name) for name in dir(os)} | functions)
 
 
 class Riddle:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ import pytest
 from nearcast.broker import journal as journal_module
 from nearcast.broker.journal import FRAME, HEADER, Journal, frame_of, journal_path, read_frames
 from nearcast.errors import StorageCorrupt, StorageUnavailable
+from nearcast.mqtt import records
 from nearcast.mqtt.packets import Will
 from tests.engine_harness import World, durable_state
 
@@ -125,9 +129,11 @@ def test_a_flipped_bit_anywhere(directory: Path, written: tuple[Path, World, lis
     raw = path.read_bytes()
     offsets = [offset for offset, _ in read_frames(path)]
     states = [durable_state(world.recovered(frames[:count])) for count in range(len(frames))]
-    # Every byte of the header and of the last two frames, and a sample of the rest.
-    positions = sorted({*range(len(HEADER)), *range(len(HEADER), len(raw), 7), *range(offsets[-2], len(raw))})
-    for position in positions:
+    # Every byte of the header and of the last two frames, and a sample of the rest. Not the version's digit: with another one
+    # this is a newer version's journal, which is not touched.
+    positions = {*range(len(HEADER)), *range(len(HEADER), len(raw), 7), *range(offsets[-2], len(raw))}
+    positions.remove(HEADER.index(b"1"))
+    for position in sorted(positions):
         damaged = bytearray(raw)
         damaged[position] ^= 1 << (position % 8)
         place = directory / f"flip-{position}"
@@ -155,12 +161,55 @@ def test_half_a_header(directory: Path, size: int) -> None:
     journal.close()
 
 
-def test_a_file_of_another_version_is_not_read(directory: Path) -> None:
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("journal-*")}
+
+
+@pytest.mark.parametrize("version", [b"2", b"9", b"10", b"123456789"])
+def test_a_file_of_a_newer_version_is_not_touched(directory: Path, version: bytes) -> None:
+    directory.mkdir()
+    path = journal_path(directory, 7)
+    path.write_bytes(b"nearcast journal " + version + b"\nwhat that version acknowledged")
+    before = contents(directory)
+    for _ in range(2):  # the second time finds the directory unlocked
+        with pytest.raises(StorageUnavailable, match="newer version of nearcast: use that version, or another directory"):
+            recover(directory)
+    assert contents(directory) == before
+
+
+def test_damage_does_not_set_aside_what_a_newer_version_wrote(
+    directory: Path, written: tuple[Path, World, list[list[bytes]]]
+) -> None:
+    path, _, _ = written
+    path.write_bytes(path.read_bytes()[:-1])
+    journal_path(directory, int(path.name[8:]) + 1).write_bytes(b"nearcast journal 2\n...")
+    before = contents(directory)
+    with pytest.raises(StorageUnavailable, match="newer version"):
+        recover(directory)
+    assert contents(directory) == before
+
+
+def test_a_record_of_a_newer_version_is_not_touched(directory: Path, written: tuple[Path, World, list[list[bytes]]]) -> None:
+    path, _, _ = written
+    with path.open("ab") as file:
+        file.write(frame_of([b"\x63newer"]))
+    before = contents(directory)
+    with pytest.raises(StorageUnavailable, match="newer version") as failure:
+        recover(directory)
+    assert failure.value.path == str(path)
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize("header", [b"nearcast journal 0\n", b"nearcast journal x\n", b"nearcast journal 01", b"#" * 40])
+def test_a_file_of_no_version_is_damage(directory: Path, header: bytes) -> None:
     directory.mkdir()
     path = journal_path(directory, 1)
-    path.write_bytes(b"nearcast journal 9\n")
-    with pytest.raises(StorageCorrupt, match="version"):
+    path.write_bytes(header)
+    with pytest.raises(StorageCorrupt):
         list(read_frames(path))
+    journal, _ = recover(directory)
+    assert [damage.offset for damage in journal.damage] == [0]
+    journal.close()
 
 
 def test_zeros_at_the_end_are_damage(directory: Path, written: tuple[Path, World, list[list[bytes]]]) -> None:
@@ -179,11 +228,11 @@ def test_a_record_that_makes_no_sense_is_damage(directory: Path, written: tuple[
     path, world, _ = written
     size = path.stat().st_size
     with path.open("ab") as file:
-        file.write(frame_of([b"\x63newer"]))
+        file.write(frame_of([bytes([records.TARGETED, 0x63])]))
     journal, other = recover(directory)
     (damage,) = journal.damage
     assert damage.offset == size
-    assert "newer version" in str(damage)
+    assert "a publication is named that was not stored" in str(damage)
     assert durable_state(other) == durable_state(world)
     journal.close()
 
@@ -276,6 +325,53 @@ def test_a_full_disk_is_reported_and_leaves_whole_frames(directory: Path) -> Non
     assert world.session("ann").queued_messages == 0
     assert len(other.session("ann").inflight) == kept
     again.close()
+
+
+def broken(path: object, *_: object) -> int:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_at_the_end_is_logged_and_unlocked(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, _ = recover(directory)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "nearcast.broker"):
+        patch.setattr(os, "fdatasync", broken)
+        journal.close()
+    assert [record.getMessage() for record in caplog.records] == ["the journal could not be flushed at the end"]
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # the file and the lock
+    again, _ = recover(directory)
+    again.close()
+
+
+@pytest.mark.parametrize("call", ["fsync", "ftruncate", "fdatasync"])
+def test_a_disk_that_fails_while_a_generation_begins(directory: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, broken)
+        with pytest.raises(StorageUnavailable, match="Input/output error"):
+            recover(directory)
+    assert len(os.listdir("/proc/self/fd")) == before
+    again, _ = recover(directory)
+    again.close()
+
+
+def test_a_generation_that_cannot_be_made_closes_every_file_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, _ = recover(directory)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", broken)
+        with pytest.raises(StorageUnavailable, match="cannot be made"):
+            journal._begin_generation()
+    journal.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
+def test_a_journal_that_cannot_be_read_says_so(directory: Path) -> None:
+    journal_path(directory, 1).mkdir(parents=True)
+    with pytest.raises(StorageUnavailable, match="journal-0000000001: cannot be used: Is a directory"):
+        recover(directory)
 
 
 def test_a_snapshot_replaces_older_generations(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,7 +14,7 @@ from nearcast.broker.http import ObservabilityApp
 from nearcast.broker.metrics import BrokerCollector, Metrics
 from nearcast.broker.process import Broker
 from nearcast.broker.rates import Rates
-from nearcast.broker.sys_topics import LoadAverage, SysTopics
+from nearcast.broker.sys_topics import LoadAverage, SysTopics, counters
 from nearcast.config import BrokerConfig, Observability
 from nearcast.mqtt.effects import Stats
 from nearcast.mqtt.packets import Connect, Publish, Subscribe, SubscriptionRequest
@@ -35,6 +37,25 @@ def test_a_counter_that_began_anew_does_not_go_negative() -> None:
     rates.sample_topics([("a", 1_000, 10_000)], 1.0)
     rates.sample_topics([("a", 3, 30)], 1.0)
     assert rates.topics[0].messages_per_second == 3.0
+
+
+def test_topic_names_are_not_kept_between_samples() -> None:
+    rates = Rates(2)
+
+    def counts(factor: int) -> Iterator[tuple[str, int, int]]:
+        for number in range(200):
+            yield f"{number}" + "x" * 60_000, factor * number, factor * 100 * number
+
+    tracemalloc.start()
+    try:
+        rates.sample_topics(counts(1), 1.0)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 5 * 60_000
+    assert peak < 10 * 60_000
+    rates.sample_topics(counts(2), 1.0)
+    assert [rate.messages_per_second for rate in rates.topics] == [199.0, 198.0]
 
 
 @in_loop
@@ -80,6 +101,26 @@ def test_sys_topics_are_published_when_they_change() -> None:
     stats.connected_clients = 1
     topics.update(1.0, 1.0)
     assert published["$SYS/broker/clients/maximum"] == b"3"
+
+
+@in_loop
+async def test_messages_are_packets_of_any_type_and_publish_messages_are_publishes() -> None:
+    broker = Broker(BrokerConfig(observability=Observability(sys_interval_seconds=0)))
+    client, _ = attach(broker)
+    feed(client, Connect("c"), Subscribe(1, [SubscriptionRequest("t", 0)]))
+    feed(client, *[Publish("t", b"x") for _ in range(10)])
+    client.data_received(b"\xc0\x00")
+    broker.engine.stats.resent = 3
+    found = counters(broker.engine.stats, 1)
+    assert found["messages/received"] == 13
+    assert found["publish/messages/received"] == 10
+    assert found["publish/messages/sent"] == 13
+    assert rendered(broker)["nearcast_packets_received_total"] == 13
+    published: dict[str, bytes] = {}
+    SysTopics(broker.engine.stats, lambda: 1, published.__setitem__).update(60.0, 60.0)
+    assert published["$SYS/broker/load/messages/received/1min"] == b"13.00"
+    assert published["$SYS/broker/load/connections/1min"] == b"1.00"
+    assert published["$SYS/broker/load/sockets/1min"] == b"1.00"
 
 
 def rendered(broker: Broker) -> dict[str, float]:

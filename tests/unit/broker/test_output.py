@@ -14,7 +14,7 @@ from nearcast.config import BrokerConfig, Limits, Observability, Persistence
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.codec import PacketReader, encode
 from nearcast.mqtt.packets import Connect, Disconnect, Properties, PubAck, Publish, Subscribe, SubscriptionRequest
-from tests.unit.broker.fakes import attach, feed, in_loop
+from tests.unit.broker.fakes import MemoryTransport, attach, feed, in_loop
 
 QUIET = Observability(sys_interval_seconds=0)
 
@@ -206,9 +206,17 @@ async def test_a_failed_write_sends_nothing_and_stops_the_broker() -> None:
     assert transport.take() == b""
     assert broker.health()["ok"] is False
     assert broker._stop_asked.is_set()
+    assert transport.closed
     journal.failure = None
+    received = broker.engine.stats.bytes_received
     feed(client, PUBLISH)
     assert transport.take() == b"", "and it stays so"
+    late, late_transport = attach(broker)
+    feed(late, connect("late"))
+    assert late_transport.closed
+    client.connection_lost(None)
+    assert broker.engine.stats.bytes_received == received, "the engine hears of nothing any more"
+    assert broker.engine.take_records() == []
 
 
 @in_loop
@@ -312,6 +320,103 @@ async def test_stalled_clients_are_cut_off(reads: bool) -> None:
         del slow.waiting[:10]
     broker.stalls.check(since + 61, 60.0)
     assert slow.closed is not reads
+
+
+async def backlog(broker: Broker, journal: ManualJournal, count: int, size: int) -> tuple[ClientTransport, MemoryTransport]:
+    """The keeper comes back to ``count`` messages; nothing is flushed since."""
+    await subscribed(broker, journal)
+    publisher, _ = attach(broker)
+    feed(publisher, connect("p", 0))
+    for number in range(count):
+        feed(publisher, Publish("t", bytes(size), qos=1, packet_id=number + 1))
+    await settle()
+    while journal.waiting:
+        await journal.complete()
+    client, transport = attach(broker)
+    feed(client, Connect("keeper", clean_start=False, properties=Properties(session_expiry_interval=1_000)))
+    await settle()
+    return client, transport
+
+
+def waiting_bytes(broker: Broker, client: ClientTransport) -> int:
+    """What is kept for a client on top of its session."""
+    held = sum(len(chunk) for handle, chunks, _ in broker._outbox._held if handle is client for chunk in chunks)
+    assert client.connection is not None
+    return max(held, client.held_bytes) + client.connection.out_bytes
+
+
+def messages_in(sent: bytes) -> int:
+    return sum(isinstance(packet, Publish) for packet in PacketReader(5, 1_000_000).feed(sent))
+
+
+@in_loop
+async def test_what_waits_for_the_disk_is_bounded_and_all_of_it_goes_out() -> None:
+    journal = ManualJournal(needs_sync=True)
+    limit = 10_000
+    broker = make(journal, Limits(max_output_bytes=limit))
+    client, transport = await backlog(broker, journal, 100, 1_000)
+    rounds = 0
+    while journal.waiting:
+        rounds += 1
+        assert 0 < waiting_bytes(broker, client) < 3 * limit
+        await journal.complete()
+    assert messages_in(transport.take()) == 100
+    assert rounds > 100_000 // (3 * limit)
+    assert client.held_bytes == 0
+
+
+@in_loop
+async def test_what_is_published_during_a_flush_is_bounded_too() -> None:
+    journal = ManualJournal(needs_sync=True)
+    limit = 10_000
+    broker = make(journal, Limits(max_output_bytes=limit))
+    client, transport = await backlog(broker, journal, 1, 10)
+    publisher, _ = attach(broker)
+    feed(publisher, connect("q", 0))
+    for number in range(100):
+        feed(publisher, Publish("t", bytes(1_000), qos=1, packet_id=number + 1))
+        assert waiting_bytes(broker, client) < 3 * limit
+    while journal.waiting:
+        await journal.complete()
+    assert messages_in(transport.take()) == 101
+
+
+@in_loop
+async def test_a_backlog_goes_on_after_its_client_was_congested_meanwhile() -> None:
+    journal = ManualJournal(needs_sync=True)
+    broker = make(journal, Limits(max_output_bytes=300_000))
+    client, transport = await backlog(broker, journal, 100, 20_000)
+    transport.blocked = True
+    while journal.waiting:
+        await journal.complete()
+    assert is_congested(client)
+    assert len(transport.waiting) < 3 * 320_000
+    for _ in range(20):
+        transport.unblock()
+        transport.blocked = True
+        await settle()
+        while journal.waiting:
+            await journal.complete()
+    transport.unblock()
+    assert messages_in(transport.take()) == 100
+    assert not is_congested(client)
+
+
+@in_loop
+async def test_a_backlog_whose_client_leaves_during_a_flush_is_kept() -> None:
+    journal = ManualJournal(needs_sync=True)
+    broker = make(journal, Limits(max_output_bytes=10_000))
+    client, transport = await backlog(broker, journal, 100, 1_000)
+    transport.close()
+    client.connection_lost(None)
+    while journal.waiting:
+        await journal.complete()
+    again, transport = attach(broker)
+    feed(again, Connect("keeper", clean_start=False, properties=Properties(session_expiry_interval=1_000)))
+    await settle()
+    while journal.waiting:
+        await journal.complete()
+    assert messages_in(transport.take()) == 100
 
 
 @in_loop

@@ -45,6 +45,20 @@ def test_changes_are_named() -> None:
     assert merged.observability.http_port is None
 
 
+def test_client_certificates_and_their_names_change_together() -> None:
+    named = Listener(
+        kind="tls",
+        certificate_file="a",
+        key_file="b",
+        ca_file="c",
+        client_certificates="required",
+        certificate_username=True,
+    )
+    plain = Listener(kind="tls", certificate_file="a", key_file="b")
+    for old, new in ((named, plain), (plain, named)):
+        assert merge(BrokerConfig(listeners=(old,)), BrokerConfig(listeners=(new,))).listeners == (new,)
+
+
 def test_other_listeners_need_a_restart() -> None:
     new = BrokerConfig(listeners=(Listener(port=1884),))
     assert changed_keys(OLD, new) == ["listeners"]
