@@ -232,6 +232,40 @@ def test_certificates_are_reloaded(tmp_path: Path) -> None:
         assert serial(broker) != first
 
 
+def test_client_certificates_and_their_names_are_reloaded_together(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.issue("localhost", "server")
+    device = authority.issue("device-7", "device")
+    plain = """
+    [security]
+    acl = [{ action = "allow", topic = "devices/%u/#" }]
+    [[listeners]]
+    kind = "tls"
+    port = 0
+    certificate_file = "server.pem"
+    key_file = "server.key"
+    """
+    named = plain + 'ca_file = "ca.pem"\nclient_certificates = "optional"\ncertificate_username = true\n'
+
+    def granted(broker: RunningBroker) -> int:
+        with tls(broker, authority.client_context(device)) as client:
+            client.connected(Connect("c"))
+            client.send(Subscribe(1, [SubscriptionRequest("devices/device-7/#", 0)]))
+            answer = client.receive()
+            assert isinstance(answer, SubAck)
+            return answer.reason_codes[0]
+
+    with RunningBroker(tmp_path, config=named) as broker:
+        found = [granted(broker)]
+        for config in (plain, named, named + 'ca_file = "again"', plain.replace("server.key", "missing.key"), plain):
+            broker.config_path.write_text(config, encoding="utf-8")
+            broker.reload()
+            found.append(granted(broker))
+        no = reasons.NOT_AUTHORIZED
+        assert found == [0, no, 0, 0, 0, no], "the two that cannot be used change nothing"
+        assert broker.log().count("reload refused, the old configuration stays") == 2
+
+
 def test_silent_clients_are_closed_on_every_kind(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.issue("localhost", "server")

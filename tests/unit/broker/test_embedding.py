@@ -141,6 +141,21 @@ async def test_a_disk_that_fails_closes_everything_also_without_serve(tmp_path: 
     await again.stop()
 
 
+@in_loop
+async def test_a_reload_that_is_refused_changes_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    def reload_config() -> BrokerConfig:
+        raise ValueError("embedded null byte")
+
+    config = BrokerConfig(listeners=(Listener(port=0),))
+    broker = Broker(config, reload_config=reload_config)
+    await broker.start()
+    caplog.clear()
+    broker.reload()
+    assert [record.getMessage() for record in caplog.records] == ["reload refused, the old configuration stays"]
+    assert broker.config is config
+    await broker.stop()
+
+
 class _Os:
     """The ``os`` module with some functions replaced, for one module alone."""
 
