@@ -50,10 +50,18 @@ def _fields(struct: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[str]
         if elsewhere:
             text = _documented(classes[elsewhere.group(1)])[name][1]
         kind = ast.unparse(field.annotation).replace("|", "\\|")
-        default = "required" if field.value is None else f"default `{ast.unparse(field.value)}`"
+        default = "required" if field.value is None else f"default `{_default(field.value)}`"
         found.append(f"**`{name}`** ({kind.replace('Literal', 'one of ')}; {default})")
         found.append(f": {_paragraph(text)}\n")
     return found
+
+
+def _default(value: ast.expr) -> str:
+    """A default as it stands in the source (octal stays octal), in TOML's words where they differ."""
+    written = ast.get_source_segment(SOURCE.read_text(), value) or ast.unparse(value)
+    return {"None": "unset", "True": "true", "False": "false", "(Listener(),)": "one of kind tcp", "()": "[]"}.get(
+        written, written
+    )
 
 
 def _documented(struct: ast.ClassDef) -> dict[str, tuple[ast.AnnAssign, str]]:

@@ -230,8 +230,8 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Who gets in, and what they may do there."""
 
     password_file: str | None = None
-    """Users and their scrypt hashes, as ``nearcast passwd`` writes them. Unset: no user name is accepted with a password. Read
-    again at SIGHUP."""
+    """Users and their scrypt hashes, as ``nearcast passwd`` writes them. Unset: a user name proves nothing, so a client that
+    gives one counts as anonymous. Read again at SIGHUP."""
 
     allow_anonymous: bool | None = None
     """Whether clients without credentials are let in. Unset: from this machine only (loopback, Unix socket), and not even

@@ -5,7 +5,10 @@ Runs against the compiled and the plain hot modules; everything finer is elsewhe
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +60,14 @@ def test_a_retained_message_survives_a_restart(broker: NearcastBroker) -> None:
         early = wire.subscribe("smoke/kept")
         kept = early[0] if early else wire.expect(Publish)
         assert (kept.payload, kept.retain) == (b"still here", True)
+
+
+def test_a_message_that_is_too_large_for_the_broker_is_one_line(broker: NearcastBroker, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(2_000_000))
+    arguments = ["pub", "-t", "t", "-q", "1", "-f", str(tmp_path / "large"), "--url", broker.url]
+    for version in ("4", "5"):
+        command = [sys.executable, "-m", "nearcast", *arguments, "--version", version]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 1
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert "larger" in result.stderr

@@ -73,7 +73,7 @@ class ConnectionOptions:
     key: str | None = None
     insecure: bool = False
 
-    def client(self, *, will: Will | None = None, max_queued_messages: int = 1_000) -> Client:
+    def client(self, *, will: Will | None = None, max_queued_messages: int = 1_000, reconnect: bool = True) -> Client:
         return Client(
             self.url,
             client_id=self.client_id,
@@ -83,6 +83,7 @@ class ConnectionOptions:
             will=will,
             tls=TlsOptions(ca_file=self.ca, certificate_file=self.certificate, key_file=self.key, verify=not self.insecure),
             max_queued_messages=max_queued_messages,
+            reconnect=reconnect,
         )
 
     def _password(self) -> str | None:

@@ -261,10 +261,8 @@ def _summarise(console: Console, total: Figures) -> None:
         f"[{'green' if good else 'red'}]{total.lost} lost, {total.duplicated} duplicated[/]; "
         f"latency p50 {_milliseconds(total.p50_ms)}, p99 {_milliseconds(total.p99_ms)}",
         highlight=False,
-        soft_wrap=True,
     )
     console.print(
         "next: [bold]nearcast broker[/], then [bold]nearcast sub '#' -v[/] and [bold]nearcast pub -t hello -m world[/]",
         highlight=False,
-        soft_wrap=True,
     )

@@ -137,7 +137,9 @@ async def _publish(options: ConnectionOptions, plan: PublishPlan) -> tuple[int, 
     """Publish all; returns how many and how long it took from the first to the last acknowledgement."""
     loop = asyncio.get_running_loop()
     published = 0
-    async with options.client() as client:
+    # Standard input may go on for ever, and so must we. One message that the broker hangs up on would do so again: a 3.1.1
+    # broker has no other way to say that it is too large.
+    async with options.client(reconnect=plan.payload is None) as client:
         started = loop.time()
         window = asyncio.Semaphore(WINDOW)
         async with asyncio.TaskGroup() as group:

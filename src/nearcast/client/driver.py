@@ -221,7 +221,11 @@ class Driver:
     def lost(self, error: Exception | None) -> None:
         link = self.link
         if self.machine.state != CLOSED:
-            self.machine.lose(self.now, f"the connection was lost: {error}" if error else "the broker closed the connection")
+            if error is None or isinstance(error, ConnectionError):
+                said = "the broker closed the connection; is it a TLS port (mqtts://), or is a message larger than it takes?"
+            else:
+                said = f"the connection was lost: {error}"
+            self.machine.lose(self.now, said)
             self._act()
         elif link is not None and not link.outcome.done():
             if isinstance(error, ConnectionClosed):

@@ -120,7 +120,9 @@ def _encode_publish(packet: Publish, version: int) -> bytes:
     properties = packet.properties
     alias = properties.topic_alias if version >= MQTT_5 and properties is not None else None
     if not is_topic_name(packet.topic) and (packet.topic != "" or alias is None):
-        raise LocalProtocolError(f"PUBLISH: {packet.topic!r} is not a topic name")
+        raise LocalProtocolError(
+            f"PUBLISH: {packet.topic!r} is not a topic name: it is empty, or has + or #, which only filters may"
+        )
     body = encode_string(packet.topic, "topic name")
     if packet.qos != 0:
         body += _encode_packet_id(packet.packet_id)
