@@ -191,5 +191,5 @@ def test_demo_starts_and_ends_its_own_broker() -> None:
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert "200 messages a second for 2 s" in lines[0]
-    assert "0 lost, 0 duplicated" in lines[-2]
+    assert "0 lost, 0 duplicated" in lines[-3]
     assert lines[-1].startswith("next: nearcast broker")

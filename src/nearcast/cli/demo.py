@@ -258,11 +258,11 @@ def _summarise(console: Console, total: Figures) -> None:
     good = total.lost == 0 and total.duplicated == 0
     console.print(
         f"{total.received:,} messages in {total.seconds:.1f} s ({total.rate:,.0f} a second), "
-        f"[{'green' if good else 'red'}]{total.lost} lost, {total.duplicated} duplicated[/]; "
+        f"[{'green' if good else 'red'}]{total.lost} lost, {total.duplicated} duplicated[/]\n"
         f"latency p50 {_milliseconds(total.p50_ms)}, p99 {_milliseconds(total.p99_ms)}",
         highlight=False,
     )
     console.print(
-        "next: [bold]nearcast broker[/], then [bold]nearcast sub '#' -v[/] and [bold]nearcast pub -t hello -m world[/]",
+        "next: [bold]nearcast broker[/]; [bold]nearcast sub '#' -v[/]; [bold]nearcast pub -t hello -m world[/]",
         highlight=False,
     )
