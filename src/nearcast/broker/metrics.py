@@ -39,6 +39,7 @@ _COUNTERS = {
     "publish_bytes_received": "Bytes of PUBLISH packets received.",
     "publish_bytes_sent": "Bytes of PUBLISH packets sent.",
     "unmatched": "Messages that no subscription wanted.",
+    "not_retained": "Messages that were to be retained and found no room.",
     "wills_published": "Will messages published.",
     "resent": "PUBLISH packets sent again after a reconnect.",
 }

@@ -49,7 +49,9 @@ class Rates:
     def sample_topics(self, counts: Iterable[tuple[str, int, int]], seconds: float) -> None:
         """Take the router's counters. A counter below its last value was begun anew."""
         busiest = heapq.nlargest(self.top_n, self._moved(counts))
-        self.topics = [TopicRate(topic, messages / seconds, size / seconds) for messages, size, topic in busiest]
+        self.topics = [
+            TopicRate(topic, round(messages / seconds, 3), round(size / seconds, 3)) for messages, size, topic in busiest
+        ]
 
     def _moved(self, counts: Iterable[tuple[str, int, int]]) -> Iterator[tuple[int, int, str]]:
         """(messages, bytes, topic) since the last sample, of the topics that had any."""
@@ -88,7 +90,9 @@ class Rates:
                 elif busiest and entry > busiest[0]:
                     heapq.heapreplace(busiest, entry)
         ordered = sorted(busiest, reverse=True)
-        self.clients = [ClientRate(client, received / seconds, sent / seconds) for _, received, sent, client in ordered]
+        self.clients = [
+            ClientRate(client, round(received / seconds, 3), round(sent / seconds, 3)) for _, received, sent, client in ordered
+        ]
 
     async def run(
         self,

@@ -134,8 +134,12 @@ class Router:
             del self._routes[topic]
 
     def topic_counts(self) -> list[tuple[str, int, int]]:
-        """(topic, messages, bytes) of every remembered route."""
-        return [(topic.decode("utf-8"), route.messages, route.bytes) for topic, route in self._routes.items()]
+        """(topic, messages, bytes) of every remembered route but the broker's own."""
+        return [
+            (topic.decode("utf-8"), route.messages, route.bytes)
+            for topic, route in self._routes.items()
+            if topic[:5] != b"$SYS/"
+        ]
 
     def publish(self, route: Route, publication: Publication, publisher: Session | None, now: float) -> bool:
         """Hand a publication to everyone who wants it; returns whether anyone did."""
