@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 
 from nearcast.bench.brokers import Broker, BrokerNotStarted
 from nearcast.bench.patterns import Pattern
-from nearcast.bench.process import core_split, machine, on_cores, raise_file_limit
+from nearcast.bench.process import core_split, machine, on_cores, raise_file_limit, stolen_seconds
 from nearcast.bench.scenarios import SCENARIOS, WINDOW, Sample, Scenario, measure
 from nearcast.errors import ConfigError, NearcastError
 
@@ -26,6 +27,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     broker: str
     round: int
     sample: Sample
+    stolen_share: float = 0.0
+    """Share of the machine that its hypervisor gave to others meanwhile."""
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -89,6 +92,7 @@ def compare(
                     step(f"{scenario.title} · {broker.name} · round {number}")
                     if broker.name in broken:
                         continue
+                    stolen, begun = stolen_seconds(), time.monotonic()
                     try:
                         with broker.running(broker_cores, WINDOW) as running:
                             sample = measure(scenario, running, seconds, mqtt5=broker.mqtt5)
@@ -99,7 +103,13 @@ def compare(
                         result.failures.append(f"{broker.name}: {scenario.name}: {error}")
                     else:
                         result.measurements.append(
-                            Measurement(scenario=scenario.name, broker=broker.name, round=number, sample=sample)
+                            Measurement(
+                                scenario=scenario.name,
+                                broker=broker.name,
+                                round=number,
+                                sample=sample,
+                                stolen_share=(stolen_seconds() - stolen) / (time.monotonic() - begun) / (os.cpu_count() or 1),
+                            )
                         )
     return result
 

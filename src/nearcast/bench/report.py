@@ -15,6 +15,7 @@ from nearcast.bench.comparison import Comparison
 from nearcast.bench.scenarios import Direction, Figure, Sample, Scenario
 
 OURS = "nearcast"
+DURABLE = "nearcast --data"
 CURVE_BAR = 1.5
 """Growth of the CPU cost per message from the fewest to the most subscriptions that still counts as independent of them: a
 hundred times the subscriptions are a hundred times the memory, and caches do notice."""
@@ -45,11 +46,13 @@ def _median(values: list[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _verdict(figure: Figure, value: float, ratio: float | None, samples: list[Sample]) -> str:
+def _verdict(broker: str, figure: Figure, value: float, ratio: float | None, samples: list[Sample]) -> str:
+    if broker not in (OURS, DURABLE):
+        return ""
     if any(each.lost or each.duplicates or each.order_violations or each.unexpected for each in samples):
         return "wrong"
     measured = value if figure.absolute else ratio
-    if figure.bar is None or measured is None:
+    if figure.bar is None or measured is None or broker != OURS:
         return ""
     if figure.goal is not None and figure.meets(measured, figure.goal):
         return "goal"
@@ -66,6 +69,13 @@ def _bar_text(figure: Figure) -> str:
     return f"{sign} {figure.bar:g}×{goal}"
 
 
+def _cost_text(broker: str, value: float, in_memory: float | None) -> str:
+    """What persistence costs: the bars are for the broker without it."""
+    if broker != DURABLE or not in_memory:
+        return ""
+    return f"{value / in_memory:.2f}× {OURS}"
+
+
 def make_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
     """Medians over the rounds, in the order of scenarios and brokers."""
     rows = []
@@ -73,6 +83,7 @@ def make_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
         baseline = comparison.samples(scenario.name, BASELINE)
         for figure in scenario.figures:
             reference = _median([each.figures[figure.key] for each in baseline])
+            in_memory = _median([each.figures[figure.key] for each in comparison.samples(scenario.name, OURS)])
             for broker in comparison.brokers:
                 samples = comparison.samples(scenario.name, broker)
                 if not samples:
@@ -80,7 +91,6 @@ def make_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
                 values = [each.figures[figure.key] for each in samples]
                 value = median(values)
                 ratio = value / reference if reference and broker != BASELINE else None
-                judged = broker.startswith(OURS)
                 several = len(scenario.figures) > 1
                 rows.append(
                     Row(
@@ -97,8 +107,8 @@ def make_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
                         duplicates=sum(each.duplicates for each in samples),
                         order_violations=sum(each.order_violations for each in samples),
                         unexpected=sum(each.unexpected for each in samples),
-                        bar=_bar_text(figure) if judged else "",
-                        verdict=_verdict(figure, value, ratio, samples) if judged else "",
+                        bar=_bar_text(figure) if broker == OURS else _cost_text(broker, value, in_memory),
+                        verdict=_verdict(broker, figure, value, ratio, samples),
                     )
                 )
     return rows + _curve_rows(comparison, scenarios)
@@ -117,7 +127,7 @@ def _curve_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
         if not small or large is None:
             continue
         growth = large / small
-        judged = broker.startswith(OURS)
+        judged = broker == OURS
         rows.append(
             Row(
                 scenario="subscriptions-growth",
@@ -143,6 +153,12 @@ def _curve_rows(comparison: Comparison, scenarios: list[Scenario]) -> list[Row]:
 def make_notes(comparison: Comparison) -> list[str]:
     """What a reader must know before believing the table."""
     notes = []
+    stolen = [each.stolen_share for each in comparison.measurements]
+    if stolen and max(stolen) > _BUSY_SHARE:
+        notes.append(
+            f"the hypervisor kept {median(stolen):.0%} of this machine for others (up to {max(stolen):.0%} in a measurement): "
+            "a rate or a latency may be its, not the broker's; measure again in a quieter hour"
+        )
     waits = [each.sample.wait_share for each in comparison.measurements if each.sample.wait_share is not None]
     if waits and median(waits) > _BUSY_SHARE:
         notes.append(f"other processes took {median(waits):.0%} of a core from the brokers: trust ratios and CPU, not rates")

@@ -109,3 +109,19 @@ def test_scenarios_are_chosen_by_name_or_pattern() -> None:
     assert [each.name for each in choose_scenarios(["latency-*", "connects"])] == ["latency-1k", "latency-10k", "connects"]
     with pytest.raises(ConfigError, match="no scenario is called"):
         choose_scenarios(["qos9"])
+
+
+def test_persistence_is_a_cost_and_not_judged() -> None:
+    values = {"mosquitto": [100.0], "nearcast": [1000.0], "nearcast --data": [250.0]}
+    rows = rows_of("qos1-persistent", "messages_per_second", values)
+    assert (rows["nearcast --data"].bar, rows["nearcast --data"].verdict) == ("0.25× nearcast", "")
+    assert rows_of("qos1-persistent", "messages_per_second", values, lost=1)["nearcast --data"].verdict == "wrong"
+
+
+def test_a_hypervisor_that_takes_the_cores_away_is_named() -> None:
+    comparison = comparison_of("qos0-pairs", "messages_per_second", {"mosquitto": [1.0]})
+    assert make_notes(comparison) == []
+    comparison.measurements[0] = Measurement(
+        scenario="qos0-pairs", broker="mosquitto", round=1, sample=comparison.measurements[0].sample, stolen_share=0.3
+    )
+    assert "the hypervisor kept 30%" in make_notes(comparison)[0]
