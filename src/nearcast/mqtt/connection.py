@@ -56,7 +56,7 @@ class Connection:
         self.held: list[bytes] | None = None
         self.out_bytes = 0
         self.max_output_bytes: int = limits.max_output_bytes
-        # What we told the client in CONNACK; a reload does not change it.
+        # What CONNACK tells the client: the limits at the time it came. A reload does not change them.
         self.packet_limit_bytes: int = limits.max_packet_bytes
         self.receive_maximum: int = limits.receive_maximum
         self.alias_in_maximum: int = limits.topic_alias_maximum
@@ -90,9 +90,7 @@ class Connection:
         """Output that waits for nothing."""
         self.out.append(chunk)
         self.out_bytes += len(chunk)
-        if not self.dirty:
-            self.dirty = True
-            self.effects.dirty.append(self)
+        self.touch()
 
     def push_held(self, chunk: bytes) -> None:
         """Output that must not leave before the records that are pending now are durable."""
@@ -105,9 +103,7 @@ class Connection:
         else:
             held.append(chunk)
         self.out_bytes += len(chunk)
-        if not self.dirty:
-            self.dirty = True
-            self.effects.dirty.append(self)
+        self.touch()
 
     def forget(self) -> None:
         """The connection ended; a timer may keep it for a while, so let go of what is large."""
@@ -147,12 +143,7 @@ class Connection:
         chunks = self.out
         if chunks:
             self.out = []
-            size = 0
-            for chunk in chunks:
-                size += len(chunk)
-            self.out_bytes -= size
-            self.bytes_out += size
-            self.effects.stats.bytes_sent += size
+            self._taken(chunks)
         return chunks
 
     def take_held(self) -> list[bytes] | None:
@@ -160,13 +151,16 @@ class Connection:
         chunks = self.held
         if chunks is not None:
             self.held = None
-            size = 0
-            for chunk in chunks:
-                size += len(chunk)
-            self.out_bytes -= size
-            self.bytes_out += size
-            self.effects.stats.bytes_sent += size
+            self._taken(chunks)
         return chunks
+
+    def _taken(self, chunks: list[bytes]) -> None:
+        size = 0
+        for chunk in chunks:
+            size += len(chunk)
+        self.out_bytes -= size
+        self.bytes_out += size
+        self.effects.stats.bytes_sent += size
 
     def alias_for(self, topic: bytes, held: bool) -> int:
         """The topic alias to send ``topic`` with: 0 none, positive while it is being defined, negative once it is known.

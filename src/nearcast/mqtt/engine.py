@@ -80,7 +80,7 @@ class Engine:
         self.retained = RetainedMessages()
         self.router = Router(self.effects, self.tree)
         self.inbound = Inbound(limits, self.effects, self.router, self.retained, authorizer)
-        self.sessions = Sessions(limits, settings.durable, self.effects, self.tree, self.router, self.inbound, self.timers)
+        self.sessions = Sessions(limits, self.effects, self.tree, self.router, self.inbound, self.timers)
         self.handshake = Handshake(
             settings, self.effects, self.sessions, self.timers, authenticator, authorizer, rng, self.drop
         )

@@ -59,12 +59,7 @@ class Handshake:
     def apply(self, limits: Limits) -> None:
         """Use these limits for clients that connect from now on."""
         self._max_inflight: int = limits.max_inflight
-        self._receive_maximum: int = limits.receive_maximum
-        self._max_packet_bytes: int = limits.max_packet_bytes
-        self._alias_maximum: int = limits.topic_alias_maximum
-        self._max_qos: int = limits.max_qos
         self._max_topic_levels: int = limits.max_topic_levels
-        self._retain_available: bool = limits.retain_available
         self._max_expiry: int = limits.max_session_expiry_seconds
         self._keep_alive: int = limits.keep_alive_seconds
 
@@ -95,7 +90,7 @@ class Handshake:
                 self._refuse(connection, reasons.CLIENT_ID_NOT_VALID, "a session needs a client identifier", None, now)
                 return
             connection.client_id = self._assigned_id()
-        fault, reason_code = self._will_fault(packet.will)
+        fault, reason_code = self._will_fault(connection, packet.will)
         if fault:
             self._refuse(connection, reason_code, fault, None, now)
             return
@@ -155,15 +150,15 @@ class Handshake:
         properties = Properties(authentication_method=connection.auth_method, authentication_data=data)
         connection.push(encode(Auth(reason_code, properties), MQTT_5))
 
-    def _will_fault(self, will: Will | None) -> tuple[str, int]:
+    def _will_fault(self, connection: Connection, will: Will | None) -> tuple[str, int]:
         if will is None:
             return "", reasons.SUCCESS
         fault = topic_fault(will.topic.encode("utf-8", "surrogatepass"), self._max_topic_levels)
         if fault:
             return "will: " + fault, reasons.TOPIC_NAME_INVALID
-        if will.qos > self._max_qos:  # [MQTT-3.2.2-12]
+        if will.qos > connection.max_qos:  # [MQTT-3.2.2-12]
             return "will: this QoS is not served here", reasons.QOS_NOT_SUPPORTED
-        if will.retain and not self._retain_available:  # [MQTT-3.2.2-13]
+        if will.retain and not connection.retain_available:  # [MQTT-3.2.2-13]
             return "will: messages are not retained here", reasons.RETAIN_NOT_SUPPORTED
         return "", reasons.SUCCESS
 
@@ -239,11 +234,6 @@ class Handshake:
             keep_alive = self._keep_alive
         connection.keep_alive_seconds = keep_alive
         connection.send_maximum = self._max_inflight
-        connection.packet_limit_bytes = self._max_packet_bytes
-        connection.receive_maximum = self._receive_maximum
-        connection.alias_in_maximum = self._alias_maximum
-        connection.max_qos = self._max_qos
-        connection.retain_available = self._retain_available
         if packet.version != MQTT_5:
             return None
         asked = packet.properties
@@ -252,17 +242,17 @@ class Handshake:
             if asked.receive_maximum is not None:
                 connection.send_maximum = min(self._max_inflight, asked.receive_maximum)
             if asked.topic_alias_maximum is not None:
-                connection.alias_out_maximum = min(self._alias_maximum, asked.topic_alias_maximum)
+                connection.alias_out_maximum = min(connection.alias_in_maximum, asked.topic_alias_maximum)
             wants_information = asked.request_response_information == 1
         asked_expiry = 0 if asked is None else asked.session_expiry_interval or 0
         return Properties(
             session_expiry_interval=expiry if expiry != asked_expiry else None,
-            receive_maximum=self._receive_maximum if self._receive_maximum != 65_535 else None,
-            maximum_qos=self._max_qos if self._max_qos < 2 else None,
-            retain_available=None if self._retain_available else 0,
-            maximum_packet_size=self._max_packet_bytes if self._max_packet_bytes < NO_PACKET_LIMIT else None,
+            receive_maximum=connection.receive_maximum if connection.receive_maximum != 65_535 else None,
+            maximum_qos=connection.max_qos if connection.max_qos < 2 else None,
+            retain_available=None if connection.retain_available else 0,
+            maximum_packet_size=connection.packet_limit_bytes if connection.packet_limit_bytes < NO_PACKET_LIMIT else None,
             assigned_client_identifier=None if packet.client_id else connection.client_id,
-            topic_alias_maximum=self._alias_maximum if self._alias_maximum else None,
+            topic_alias_maximum=connection.alias_in_maximum if connection.alias_in_maximum else None,
             server_keep_alive=keep_alive if imposed else None,
             response_information=self._response_information if wants_information else None,
             authentication_method=connection.auth_method,

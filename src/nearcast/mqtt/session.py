@@ -402,11 +402,7 @@ class Session:
         if held is None:
             held = set()
             self.received_ids = held
-        position: i64 = 0
-        end: i64 = len(packet_ids)
-        while position < end:
-            held.add((int(packet_ids[position]) << 8) | packet_ids[position + 1])
-            position += 2
+        held.update(packet_ids_of(packet_ids))
         if self.durable:
             self.effects.records.append(records.remembered(self.number, packet_ids))
 

@@ -29,7 +29,6 @@ class Sessions:
     def __init__(
         self,
         limits: Limits,
-        durable: bool,
         effects: Effects,
         tree: SubscriptionTree,
         router: Router,
@@ -39,7 +38,6 @@ class Sessions:
         self.by_client: dict[str, Session] = {}
         self.by_number: dict[int, Session] = {}
         self.next_number = 1
-        self._durable = durable
         self._effects = effects
         self._tree = tree
         self._router = router
