@@ -15,7 +15,8 @@ HOT_TESTS := $(wildcard tests/unit tests/property tests/conformance tests/integr
 
 # What the compiled modules are made from. errors, config and clock count too: mypyc inlines their constants. The stamp's name
 # holds the list of files, so that one which appears or goes away rebuilds as well; see "Two builds" in CONTRIBUTING.md.
-HOT := $(wildcard src/nearcast/mqtt/*.py) src/nearcast/errors.py src/nearcast/config.py src/nearcast/clock.py
+HOT := $(wildcard $(addprefix src/nearcast/,$(shell grep -v '^\#' hot-modules.txt))) \
+	src/nearcast/errors.py src/nearcast/config.py src/nearcast/clock.py
 HOT_NAMES := $(shell echo $(NEARCAST_COMPILE) $(sort $(HOT)) | cksum | cut -d' ' -f1)
 COMPILED := $(STAMPS)/compiled-$(HOT_NAMES)
 
@@ -61,7 +62,7 @@ bench: install ## compare with the brokers that are installed; prints ratios, wr
 lock: ## write the newest versions that fit pyproject.toml to requirements.lock
 	@$(CHECK_PYTHON)
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	NEARCAST_COMPILE=0 build/lock/bin/python -m pip --disable-pip-version-check install -qq -e '.[dev]'
+	NEARCAST_COMPILE=0 build/lock/bin/python -m pip --disable-pip-version-check install -qq -e '.[dev,lab]'
 	@{ sed -n '/^#/p' requirements.lock; \
 		build/lock/bin/python -m pip --disable-pip-version-check freeze --exclude-editable --exclude pip --all; } >build/requirements.lock
 	@mv build/requirements.lock requirements.lock && rm -rf build/lock
@@ -69,7 +70,7 @@ lock: ## write the newest versions that fit pyproject.toml to requirements.lock
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/integration/js/node_modules
-	rm -f src/*.so src/nearcast/mqtt/*.so
+	rm -f src/*.so && find src -name '*.so' -exec rm -f {} +
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 # --- how the targets above get there ---
@@ -97,10 +98,10 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && printf '%s' "$(CURDIR)" >$@
 
 # Without build isolation, and uncompiled: the compiling below then happens once, with the versions of the lock.
-$(STAMPS)/installed: $(STAMPS)/venv pyproject.toml requirements.lock setup.py
+$(STAMPS)/installed: $(STAMPS)/venv pyproject.toml requirements.lock setup.py hot-modules.txt
 	@echo "installing packages"
 	@$(PIP) install -qq -c requirements.lock setuptools mypy
-	@NEARCAST_COMPILE=0 $(PIP) install -qq -c requirements.lock --no-build-isolation -e '.[dev]'
+	@NEARCAST_COMPILE=0 $(PIP) install -qq -c requirements.lock --no-build-isolation -e '.[dev,lab]'
 	@touch $@
 
 # The stamp is dated before compiling starts: a source saved meanwhile is newer, and the next make compiles again.

@@ -1,6 +1,6 @@
 """Compiles the hot modules with mypyc where that is possible. Everything else about the package is in pyproject.toml.
 
-The hot modules are all of ``src/nearcast/mqtt``. They are ordinary Python: without a C compiler, with ``NEARCAST_COMPILE=0``
+``hot-modules.txt`` lists the hot modules. They are ordinary Python: without a C compiler, with ``NEARCAST_COMPILE=0``
 or when compiling fails, the package is built without extensions, says so in one line, and behaves the same, only slower.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
-HOT_DIRECTORY = Path("src/nearcast/mqtt")
+PACKAGE = Path("src/nearcast")
+HOT_PATTERNS = [line for line in Path("hot-modules.txt").read_text().splitlines() if line and not line.startswith("#")]
 # One shared library holds the code of all hot modules; the others are shims that load it.
 SHARED_LIBRARY = "nearcast_hot"
 
@@ -37,14 +38,13 @@ def hot_extensions() -> list[Any]:
     """Runs mypyc: type-checks the hot modules and writes their C."""
     from mypyc.build import mypycify
 
-    sources = sorted(str(path) for path in HOT_DIRECTORY.glob("*.py") if path.name != "__init__.py")
-    return mypycify(sources, opt_level="3", debug_level="0", group_name=SHARED_LIBRARY)
+    found = {path for pattern in HOT_PATTERNS for path in PACKAGE.glob(pattern) if path.name != "__init__.py"}
+    return mypycify(sorted(map(str, found)), opt_level="3", debug_level="0", group_name=SHARED_LIBRARY)
 
 
 def built_files(root: Path) -> list[Path]:
     """Extension files of earlier builds under ``root``, those whose source is gone included."""
-    hot = root / HOT_DIRECTORY.relative_to("src")
-    return [*root.glob(f"{SHARED_LIBRARY}__mypyc*.so"), *hot.glob("*.so")]
+    return [*root.glob(f"{SHARED_LIBRARY}__mypyc*.so"), *(root / PACKAGE.name).rglob("*.so")]
 
 
 class HotDistribution(Distribution):

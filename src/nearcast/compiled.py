@@ -1,6 +1,6 @@
 """Whether the hot modules run compiled, and the one line to say when they do not.
 
-Knows where Python would import :data:`HOT_PACKAGE` from and nothing of what is in it: asking does not import a hot module.
+Knows where Python would import the package from and nothing of what is in it: asking does not import a hot module.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib.machinery
 import importlib.util
 from pathlib import Path
 
-HOT_PACKAGE = "nearcast.mqtt"
+_PACKAGE = "nearcast"
 _WITNESS = "nearcast.mqtt.engine"
 
 
@@ -30,17 +30,17 @@ def stale_sources() -> list[str]:
 
     Installed packages have none: there, file times say when pip unpacked, not what was built from what.
     """
-    package = importlib.util.find_spec(HOT_PACKAGE)
+    package = importlib.util.find_spec(_PACKAGE)
     if package is None or package.origin is None:
         return []
     directory = Path(package.origin).parent
-    if not (directory.parents[2] / "pyproject.toml").is_file():
+    if not (directory.parents[1] / "pyproject.toml").is_file():
         return []
     stale = []
-    for extension in directory.iterdir():
+    for extension in directory.rglob("*.so"):
         if not _is_extension(extension.name):
             continue
-        source = directory / (extension.name.partition(".")[0] + ".py")
+        source = extension.parent / (extension.name.partition(".")[0] + ".py")
         if not source.exists() or source.stat().st_mtime > extension.stat().st_mtime:
             stale.append(source.name)
     return sorted(stale)
