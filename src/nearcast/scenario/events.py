@@ -1,7 +1,7 @@
 """What happens to a deployment while it runs: faults, repairs and movement, as data. One vocabulary for both runtimes.
 
-Names are of hosts unless said otherwise. ``at_s`` is seconds after the start. ``for_s``, where an event has it, undoes the event
-after so many seconds; without it the effect stays until a ``heal``, ``restart`` or ``resume``.
+Names are of hosts unless said otherwise. ``at_s`` is seconds after the start. ``for_s``, where an event has it, undoes the
+event after so many seconds; without it the effect stays until a ``heal``, ``restart`` or ``resume``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Kill(_Event, tag="kill", frozen=True, kw_only=True):
 
 
 class Crash(_Event, tag="crash", frozen=True, kw_only=True):
-    """The machine loses power: no goodbye on any connection, and writes that were not flushed may be lost or torn. (The emulated WAN
-    kills the processes and cuts the host off; disk loss it cannot show.)"""
+    """The machine loses power: no goodbye on any connection, and writes that were not flushed may be lost or torn. (The
+    emulated WAN kills the processes and cuts the host off; disk loss it cannot show.)"""
 
     host: str
     restart_after_s: float | None = None
@@ -110,8 +110,8 @@ Event = Union[Kill, Crash, Restart, Pause, Resume, Cut, Heal, ChangeLink, Change
 class RandomFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Faults drawn from the seed: how many of each kind, on average, per simulated minute over all hosts.
 
-    Every random fault ends: crashes restart, cuts heal, pauses resume, and all of it by ``quiet_s`` before the end, so that what
-    must hold eventually can be checked at the end.
+    Every random fault ends: crashes restart, cuts heal, pauses resume, and all of it by ``quiet_s`` before the end, so that
+    what must hold eventually can be checked at the end.
     """
 
     hosts: tuple[str, ...] = ()

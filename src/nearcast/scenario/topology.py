@@ -39,8 +39,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     latency apply to every such pair."""
 
     kind: Literal["fibre", "linear", "matrix"] = "fibre"
-    """``fibre``: great-circle distance at the speed of light in fibre, times ``inflation``, plus ``base_ms``. ``linear``: great-circle
-    distance times ``ms_per_km``, plus ``base_ms``. ``matrix``: the round-trip times of ``file``, halved."""
+    """``fibre``: great-circle distance at the speed of light in fibre, times ``inflation``, plus ``base_ms``. ``linear``:
+    great-circle distance times ``ms_per_km``, plus ``base_ms``. ``matrix``: the round-trip times of ``file``, halved."""
 
     inflation: float = 1.8
     """How much longer the way of a packet is than the great circle; 1 is a straight fibre, Internet paths are 1.5 to 2.5."""
@@ -52,8 +52,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Added to every pair, in milliseconds: routers, last miles."""
 
     file: str | None = None
-    """For ``matrix``: an ``.npz`` with key ``rtt_ms``, or a ``.csv``; row and column order is the order of the sites, or, with a
-    header, their names. Relative to the file that names it."""
+    """For ``matrix``: an ``.npz`` with key ``rtt_ms``, or a ``.csv``; row and column order is the order of the sites, or, with
+    a header, their names. Relative to the file that names it."""
 
     jitter_ms: float = 0.0
     jitter: JitterKind = "normal"
@@ -89,7 +89,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Its own link to the site, each way: the last metre, radio cell or DSL line."""
 
     ports: tuple[int, ...] = ()
-    """TCP ports that others connect to. Only loopback mode needs to be told; the ports of ready checks are added by themselves."""
+    """TCP ports that others connect to. Only loopback mode needs to be told; the ports of ready checks are added by
+    themselves."""
 
 
 class ReadyCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
