@@ -94,3 +94,11 @@ class StorageUnavailable(NearcastError):
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
         self.path = path
+
+
+class EmulationError(NearcastError):
+    """Something of the emulated WAN failed or was asked for in a way it cannot serve: an unknown host, a router that ended."""
+
+
+class EmulationUnavailable(EmulationError):
+    """This machine cannot give hosts network namespaces of their own; the message says what is missing."""
