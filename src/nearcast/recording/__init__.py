@@ -1,1 +1,24 @@
-"""Being built."""
+"""Message events as Parquet: one documented schema, a writer that leaves only whole files, a reader that checks.
+
+docs/reference/recording.md describes the schema for whoever reads the files with something else.
+"""
+
+from nearcast.recording.reader import Check, check, files, read_events, read_table
+from nearcast.recording.schema import COLUMNS, KINDS, VERSION, Column, Kind, MessageEvent, arrow_schema
+from nearcast.recording.writer import EventWriter
+
+__all__ = [
+    "COLUMNS",
+    "KINDS",
+    "VERSION",
+    "Check",
+    "Column",
+    "EventWriter",
+    "Kind",
+    "MessageEvent",
+    "arrow_schema",
+    "check",
+    "files",
+    "read_events",
+    "read_table",
+]
