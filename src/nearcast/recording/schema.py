@@ -15,7 +15,7 @@ import msgspec
 from nearcast.errors import ConfigError
 
 VERSION = 1
-"""Of the schema. A reader takes files of its own version; a column that is added, removed or means something else is a new one."""
+"""Of the schema. A reader takes files of its own version; any column added, removed or changed in meaning makes a new one."""
 
 VERSION_KEY = b"nearcast.schema_version"
 RUN_KEY = b"nearcast.run"
@@ -69,9 +69,7 @@ COLUMNS = (
     Column("kind", "string", "string", False, "What happened; see below. Readers pass over kinds they do not know."),
     Column("at_ns", "int64", "bigint", False, "When it happened: nanoseconds since 1970 on the run's shared clock."),
     Column("client", "string", "string", False, "The client that saw it."),
-    Column(
-        "message_id", "int64", "bigint", True, "The message's identity, unique in the run; null for events of connections."
-    ),
+    Column("message_id", "int64", "bigint", True, "The message's identity, unique in the run; null for connections."),
     Column("topic", "string", "string", True, "The message's topic."),
     Column("publisher", "string", "string", True, "The client that published it."),
     Column("subscriber", "string", "string", True, "The client that got it; only `delivered`."),

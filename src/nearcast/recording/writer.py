@@ -1,9 +1,9 @@
 """Writes events to Parquet files that are whole or absent.
 
-Events are collected in small batches, turned into columns by the caller's thread (half a millisecond at a time, so that a client
-being measured is not held up) and written by a thread of the writer's own. A file under construction has a name that readers and
-Spark pass over (it begins with a dot); it gets its final name when it is complete and flushed to disk. Files end after
-``seconds_per_file``, so a killed process loses the events of that long at most, and nothing that was there before.
+Events are collected in small batches, turned into columns by the caller's thread (half a millisecond at a time, so that a
+client being measured is not held up) and written by a thread of the writer's own. A file under construction has a name that
+readers and Spark pass over (it begins with a dot); it gets its final name when it is complete and flushed to disk. Files end
+after ``seconds_per_file``, so a killed process loses the events of that long at most, and nothing that was there before.
 
 What is not on disk yet is bounded. When the disk does not keep up, :meth:`EventWriter.write` waits, because an event that is
 dropped would count as a lost message later; ``stalled_s`` says for how long. A disk that fails is an error of the next call.
@@ -35,8 +35,8 @@ _SUFFIX = ".parquet"
 class EventWriter:
     """Records the events of one process into a directory that several may share.
 
-    ``write``, ``flush`` and ``close`` belong to one thread. When events are rare, call :meth:`flush` now and then: only what it
-    was called for, or what filled a batch, is handed to the disk.
+    ``write``, ``flush`` and ``close`` belong to one thread. When events are rare, call :meth:`flush` now and then: events go to
+    the disk when a batch is full or when it is called.
     """
 
     def __init__(
