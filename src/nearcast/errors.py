@@ -4,6 +4,8 @@ Facts are attributes, so that callers never parse messages. Whatever reaches a u
 a traceback in front of a user is a defect.
 """
 
+from collections.abc import Iterable
+
 
 class NearcastError(Exception):
     """Root of everything Nearcast raises on purpose."""
@@ -102,3 +104,20 @@ class EmulationError(NearcastError):
 
 class EmulationUnavailable(EmulationError):
     """This machine cannot give hosts network namespaces of their own; the message says what is missing."""
+
+
+class InvariantViolated(NearcastError):
+    """Something that must always hold does not. ``hosts`` are the names of those involved, for the story."""
+
+    def __init__(self, message: str, hosts: Iterable[object] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hosts = tuple(str(getattr(host, "name", host)) for host in hosts)
+
+
+class NodeFailed(InvariantViolated):
+    """A simulated node raised an exception that it should have handled; the cause is the exception itself."""
+
+
+class SimulationLimit(NearcastError):
+    """A simulated protocol runs away: too many events in all, at one instant, or waiting."""
