@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+from nearcast.scenario.identity import IDENTITY_BYTES
+from nearcast.scenario.placeholders import placeholders
+from nearcast.scenario.rules import require, require_range, require_seconds
+
+MAX_CLIENTS = 1_000_000
+"""Clients of one scenario."""
+
+PLACEHOLDERS = ("client", "index", "host")
+"""What may stand in braces in a topic or filter."""
+
+
+def _require_topic(text: str, field: str, wildcards: bool) -> None:
+    """Refuse what no broker would take, while it can be said which line it is."""
+    try:
+        names = placeholders(text)
+    except ValueError as error:
+        raise ValueError(f"`{field}`: {error}") from None
+    for name in names:
+        require(name in PLACEHOLDERS, field, f"knows {{client}}, {{index}} and {{host}}, not {{{name}}}")
+    require(0 < len(text.encode()) <= 65_535 and "\0" not in text, field, "must be 1 to 65,535 bytes without NUL")
+    levels = text.split("/")
+    for position, level in enumerate(levels):
+        if "+" in level or "#" in level:
+            require(wildcards, field, f"must not contain the wildcard in {level!r}: it names one topic")
+            whole = level == "+" or (level == "#" and position == len(levels) - 1)
+            require(whole, field, "may have `+` as a whole level and `#` as the whole last one, nothing in between")
 
 
 class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,20 +44,36 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Messages per second, evenly spaced from a random first moment; with ``poisson``, that many on average."""
 
     poisson: bool = False
+    """Whether the gaps between messages are random (exponential), as of many independent causes."""
+
     payload_bytes: int = 100
     """Size of the payload, at least 32: it begins with the message's identity (:mod:`nearcast.scenario.identity`)."""
 
     qos: int = 0
+    """0, 1 or 2."""
+
     retain: bool = False
+    """Whether the broker keeps the last message for later subscribers."""
+
+    def __post_init__(self) -> None:
+        _require_topic(self.topic, "topic", wildcards=False)
+        require_range(self.rate_hz, 1e-6, 1_000_000, "rate_hz")
+        require_range(self.payload_bytes, IDENTITY_BYTES, 268_000_000, "payload_bytes")
+        require(self.qos in (0, 1, 2), "qos", "must be 0, 1 or 2")
 
 
 class Subscribing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One subscription of every client in a group."""
 
     filter: str
-    """Same placeholders as ``Publishing.topic``."""
+    """A topic filter, with the same placeholders as a topic that is published to."""
 
     qos: int = 0
+    """0, 1 or 2."""
+
+    def __post_init__(self) -> None:
+        _require_topic(self.filter, "filter", wildcards=True)
+        require(self.qos in (0, 1, 2), "qos", "must be 0, 1 or 2")
 
 
 class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,18 +89,39 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Host they connect to; with a trailing ``*``, the hosts that begin so in turn."""
 
     port: int = 1883
+    """The broker's port."""
+
     count: int = 1
+    """How many such clients on each host."""
+
     publish: tuple[Publishing, ...] = ()
+    """What each of them publishes."""
+
     subscribe: tuple[Subscribing, ...] = ()
-    protocol: str = "5.0"
-    """``"5.0"`` or ``"3.1.1"``."""
+    """What each of them subscribes to."""
+
+    protocol: Literal["5.0", "3.1.1"] = "5.0"
+    """The version of MQTT they speak."""
 
     clean_start: bool = True
     """False keeps the session over reconnects and restarts."""
 
     keepalive_s: int = 30
+    """Seconds of silence after which a client sends a ping, and after one and a half times which the broker gives it up; 0
+    turns both off."""
+
     start_s: float = 0.0
     """When they connect, in seconds after the start."""
 
     stop_s: float | None = None
-    """When they stop publishing; None goes on until the scenario's end."""
+    """When they stop publishing, in seconds after the start; unset goes on until the scenario's ``duration_s``."""
+
+    def __post_init__(self) -> None:
+        plain = 0 < len(self.name) <= 200 and not set(self.name) & set("/+#@*\0")
+        require(plain, "name", "must be 1 to 200 characters, none of / + # @ *")
+        require_range(self.count, 1, MAX_CLIENTS, "count")
+        require_range(self.port, 1, 65_535, "port")
+        require_range(self.keepalive_s, 0, 65_535, "keepalive_s")
+        require_seconds(self.start_s, "start_s")
+        require_seconds(self.stop_s, "stop_s")
+        require(self.stop_s is None or self.stop_s > self.start_s, "stop_s", "must be after `start_s`")
