@@ -1,0 +1,427 @@
+"""The network: sites joined by links or by a latency model, endpoints at sites, cuts between endpoints.
+
+:meth:`Network.transit` answers the one question both runtimes have: a packet is sent now, when does it arrive? The simulator
+makes an event of the answer, the emulated WAN's router a departure time. Pure: ``now`` and a ``random.Random`` are handed in,
+so one seed and the same questions give the same answers, compiled or plain.
+
+A packet's way is the access link of its source, the path between the sites, the access link of its target. It is decided when
+the packet is sent: what changes later (a cut, a move, other conditions) is for later packets. Not modelled: congestion
+control, fragmentation, routing protocols, queues that several links share.
+
+Indices are those that ``sites`` and :meth:`Network.join` give. Times are seconds, sizes bytes; ``now`` must not go back.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Final
+
+from mypy_extensions import i64
+
+from nearcast.errors import LocalProtocolError
+from nearcast.network.conditions import Conditions
+from nearcast.network.latency import Latency
+from nearcast.network.links import FULL, IDEAL, LOST, UNREACHABLE, Dice, Link
+from nearcast.network.routing import Graph
+from nearcast.network.statistics import LinkFigures, LinkKind, NetworkFigures
+
+__all__ = ["FULL", "IDEAL", "LOST", "UNREACHABLE", "Network"]
+
+STATEFUL_SITES: Final = 512
+"""Up to so many sites each pair that the model joins has a link of its own; beyond it such pairs have no memory."""
+
+_ROUTES: Final = 262_144
+"""Bound on remembered routes beyond that: then all are forgotten and found again when needed."""
+
+
+class _Endpoint:
+    """A host as the network sees it."""
+
+    def __init__(self, site: i64, access: Conditions) -> None:
+        self.site: i64 = site
+        self.up = Link(access, access.latency_ms)
+        self.down = Link(access, access.latency_ms)
+        # One bit for each cut that stops what this endpoint sends (`no_out`), or what is sent to it (`no_in`).
+        self.no_out = 0
+        self.no_in = 0
+
+
+class _Route:
+    """What leads from one site to another: links, or only a latency (``links`` empty)."""
+
+    def __init__(self, links: list[Link], latency_ms: float, epoch: i64) -> None:
+        self.links = links
+        self.single: Link | None = links[0] if len(links) == 1 else None
+        self.latency_ms = latency_ms
+        self.latency_s = latency_ms / 1000.0
+        self.epoch: i64 = epoch
+
+
+class _Cut:
+    """An active cut: which bits it set, and where."""
+
+    def __init__(self, sources: list[int], targets: list[int], bit: int, back_bit: int) -> None:
+        self.sources = sources
+        self.targets = targets
+        self.bit = bit
+        self.back_bit = back_bit
+
+
+class Network:
+    """Sites, endpoints at them, and what happens to packets in between."""
+
+    def __init__(self, sites: list[str], latency: Latency | None, rng: Random, model: Conditions = IDEAL) -> None:
+        """``latency`` joins sites that no links join (None: only links do); ``model`` is what else such pairs do to
+        packets, its own ``latency_ms`` means nothing."""
+        self.sites = list(sites)
+        self.packets: i64 = 0
+        self.bytes: i64 = 0
+        self.lost: i64 = 0
+        self.full: i64 = 0
+        self.unreachable: i64 = 0
+        self.duplicated: i64 = 0
+        self._size: i64 = len(sites)
+        self._latency = latency
+        self._model = model
+        self._dice = Dice(rng)
+        self._endpoints: list[_Endpoint] = []
+        self._locals: list[Link] = [Link(IDEAL, 0.0) for _ in sites]
+        self._graph = Graph(len(sites))
+        self._model_links: dict[int, Link] = {}
+        self._model_link = Link(model, 0.0)
+        self._stateful = len(sites) <= STATEFUL_SITES
+        self._epoch: i64 = 0
+        self._table: list[_Route | None] = [None] * (len(sites) * len(sites)) if self._stateful else []
+        self._routes: dict[int, _Route] = {}
+        self._cuts: dict[int, _Cut] = {}
+        self._next_handle = 1
+        self._bits = 0
+        self._copy_arrival = LOST
+
+    # --- building and changing ---
+
+    def connect(self, a: i64, b: i64, conditions: Conditions, one_way: bool = False) -> None:
+        """Joins two sites by a link, or gives the link between them other conditions; both directions unless ``one_way``."""
+        self._check_site(a)
+        self._check_site(b)
+        if a == b:
+            raise LocalProtocolError(
+                f"site {self.sites[a]} cannot be linked to itself: set_local() says what happens within it"
+            )
+        self._connect(a, b, conditions)
+        if not one_way:
+            self._connect(b, a, conditions)
+
+    def disconnect(self, a: i64, b: i64, one_way: bool = False) -> None:
+        """Takes away the link between two sites; nothing happens if there is none."""
+        self._check_site(a)
+        self._check_site(b)
+        self._graph.remove(a, b)
+        if not one_way:
+            self._graph.remove(b, a)
+        self._forget_routes()
+
+    def link_conditions(self, a: i64, b: i64) -> Conditions | None:
+        """Conditions of the link from site ``a`` to site ``b``; None if no explicit link joins them."""
+        self._check_site(a)
+        self._check_site(b)
+        link = self._graph.find(a, b)
+        return None if link is None else link.conditions
+
+    def set_local(self, site: i64, conditions: Conditions) -> None:
+        """What happens to packets between two endpoints at ``site``; all of them share it."""
+        self._check_site(site)
+        self._locals[site].configure(conditions, conditions.latency_ms)
+
+    def join(self, site: i64, access: Conditions | None = None) -> int:
+        """A new endpoint at ``site``; returns its index. ``access`` is its own link, each way."""
+        self._check_site(site)
+        self._endpoints.append(_Endpoint(site, IDEAL if access is None else access))
+        return len(self._endpoints) - 1
+
+    def set_access(self, endpoint: i64, conditions: Conditions) -> None:
+        """Gives an endpoint's access link other conditions, both ways."""
+        one = self._endpoint(endpoint)
+        one.up.configure(conditions, conditions.latency_ms)
+        one.down.configure(conditions, conditions.latency_ms)
+
+    def access_conditions(self, endpoint: i64) -> Conditions:
+        """Conditions of an endpoint's access link."""
+        return self._endpoint(endpoint).up.conditions
+
+    def move(self, endpoint: i64, site: i64) -> None:
+        """``endpoint`` is at ``site`` from now on; its access link and the cuts around it move with it."""
+        self._check_site(site)
+        self._endpoint(endpoint).site = site
+
+    def site_of(self, endpoint: i64) -> int:
+        """Where ``endpoint`` is."""
+        return self._endpoint(endpoint).site
+
+    def __len__(self) -> int:
+        """How many endpoints have joined."""
+        return len(self._endpoints)
+
+    def cut(self, sources: list[int], targets: list[int], one_way: bool = False) -> int:
+        """Nothing passes from any of ``sources`` to any of ``targets``, nor back unless ``one_way``; returns a handle.
+
+        Cuts add up: what two cuts stop stays stopped until both are healed. An endpoint still reaches itself.
+        """
+        for endpoint in sources:
+            self._endpoint(endpoint)
+        for endpoint in targets:
+            self._endpoint(endpoint)
+        bit = self._take_bit()
+        made = _Cut(list(sources), list(targets), bit, 0 if one_way else self._take_bit())
+        for endpoint in made.sources:
+            self._endpoints[endpoint].no_out |= made.bit
+            self._endpoints[endpoint].no_in |= made.back_bit
+        for endpoint in made.targets:
+            self._endpoints[endpoint].no_in |= made.bit
+            self._endpoints[endpoint].no_out |= made.back_bit
+        handle = self._next_handle
+        self._next_handle += 1
+        self._cuts[handle] = made
+        return handle
+
+    def heal(self, handle: int) -> None:
+        """Undoes one cut. A handle whose cut is already healed does nothing."""
+        made = self._cuts.pop(handle, None)
+        if made is None:
+            return
+        kept = ~(made.bit | made.back_bit)
+        self._bits &= kept
+        for endpoint in made.sources:
+            self._endpoints[endpoint].no_out &= kept
+            self._endpoints[endpoint].no_in &= kept
+        for endpoint in made.targets:
+            self._endpoints[endpoint].no_out &= kept
+            self._endpoints[endpoint].no_in &= kept
+
+    def heal_all(self) -> None:
+        """Undoes every cut."""
+        for handle in list(self._cuts):
+            self.heal(handle)
+
+    # --- packets ---
+
+    def transit(self, source: i64, target: i64, size_bytes: i64, now: float) -> float:
+        """When a packet sent ``now`` arrives; :data:`LOST`, :data:`FULL` or :data:`UNREACHABLE` if it never does."""
+        self.packets += 1
+        self.bytes += size_bytes
+        self._copy_arrival = LOST
+        if source == target:
+            return now
+        sender = self._endpoints[source]
+        receiver = self._endpoints[target]
+        if self._bits and sender.no_out & receiver.no_in:
+            self.unreachable += 1
+            return UNREACHABLE
+        dice = self._dice
+        up = sender.up
+        down = receiver.down
+        if sender.site == receiver.site:
+            single: Link | None = self._locals[sender.site]
+            route: _Route | None = None
+        else:
+            route = self._route(sender.site, receiver.site)
+            if route is None:
+                self.unreachable += 1
+                return UNREACHABLE
+            single = route.single
+        if single is None or up.duplicate > 0.0 or single.duplicate > 0.0 or down.duplicate > 0.0:
+            return self._transit_slowly(up, single, route, down, size_bytes, now)
+        moment = up.carry(size_bytes, now, now, dice)
+        if moment >= 0.0:
+            moment = single.carry(size_bytes, moment, now, dice)
+            if moment >= 0.0:
+                moment = down.carry(size_bytes, moment, now, dice)
+                if moment >= 0.0:
+                    return moment
+        self._count_loss(moment)
+        return moment
+
+    def take_duplicate(self) -> float:
+        """When the packet of the last :meth:`transit` arrives a second time; negative if it does not."""
+        arrival = self._copy_arrival
+        self._copy_arrival = LOST
+        return arrival
+
+    def one_way_ms(self, source: i64, target: i64) -> float:
+        """What a small packet takes on idle links without jitter; infinity while it would not arrive."""
+        if source == target:
+            return 0.0
+        sender = self._endpoint(source)
+        receiver = self._endpoint(target)
+        if sender.no_out & receiver.no_in:
+            return math.inf
+        between = self.between_sites_ms(sender.site, receiver.site)
+        return sender.up.latency_ms + between + receiver.down.latency_ms
+
+    def between_sites_ms(self, a: i64, b: i64) -> float:
+        """The part of it between two sites, or within one; infinity where no path leads."""
+        self._check_site(a)
+        self._check_site(b)
+        if a == b:
+            return self._locals[a].latency_ms
+        route = self._route(a, b)
+        return math.inf if route is None else route.latency_ms
+
+    # --- figures ---
+
+    def figures(self) -> NetworkFigures:
+        """All counters, with a row for each link that has carried something."""
+        rows: list[LinkFigures] = []
+        for key in sorted(self._graph.links):
+            self._add_row(rows, "link", self.sites[key // self._size], self.sites[key % self._size], self._graph.links[key])
+        for key in sorted(self._model_links):
+            self._add_row(rows, "model", self.sites[key // self._size], self.sites[key % self._size], self._model_links[key])
+        self._add_row(rows, "model", "*", "*", self._model_link)
+        for site in range(len(self.sites)):
+            self._add_row(rows, "local", self.sites[site], self.sites[site], self._locals[site])
+        for index in range(len(self._endpoints)):
+            endpoint = self._endpoints[index]
+            self._add_row(rows, "up", str(index), self.sites[endpoint.site], endpoint.up)
+            self._add_row(rows, "down", self.sites[endpoint.site], str(index), endpoint.down)
+        return NetworkFigures(
+            packets=self.packets,
+            bytes=self.bytes,
+            lost=self.lost,
+            full=self.full,
+            unreachable=self.unreachable,
+            duplicated=self.duplicated,
+            links=tuple(rows),
+        )
+
+    # --- inside ---
+
+    def _transit_slowly(
+        self, up: Link, single: Link | None, route: _Route | None, down: Link, size_bytes: i64, now: float
+    ) -> float:
+        """The general case: paths of several links, links that duplicate, pairs without a link of their own."""
+        if single is not None:
+            links = [up, single, down]
+        elif route is not None and route.links:
+            links = [up, *route.links, down]
+        else:
+            links = [up, self._model_link, down]
+        latency_s = 0.0 if route is None else route.latency_s
+        moment = now
+        copy_from = -1
+        copy_moment = LOST
+        for hop in range(len(links)):
+            link = links[hop]
+            if link.duplicate > 0.0 and copy_from < 0 and self._dice.uniform() < link.duplicate:
+                copy_from = hop
+                copy_moment = moment
+            moment = self._carry(link, size_bytes, moment, latency_s, now)
+            if moment < 0.0:
+                break
+        if copy_from >= 0:
+            # The second packet goes its own way from where it came to be; it is not doubled again.
+            for hop in range(copy_from, len(links)):
+                copy_moment = self._carry(links[hop], size_bytes, copy_moment, latency_s, now)
+                if copy_moment < 0.0:
+                    break
+            if copy_moment >= 0.0:
+                self.duplicated += 1
+                if moment < 0.0:
+                    return copy_moment
+                self._copy_arrival = copy_moment
+        if moment < 0.0:
+            self._count_loss(moment)
+        return moment
+
+    def _carry(self, link: Link, size_bytes: i64, moment: float, latency_s: float, now: float) -> float:
+        if link is self._model_link:
+            return link.scatter(size_bytes, moment, latency_s, self._dice)
+        return link.carry(size_bytes, moment, now, self._dice)
+
+    def _count_loss(self, outcome: float) -> None:
+        if outcome == FULL:
+            self.full += 1
+        else:
+            self.lost += 1
+
+    def _route(self, a: i64, b: i64) -> _Route | None:
+        """How to get from site ``a`` to another site ``b``; None if no way leads there."""
+        key = a * self._size + b
+        route: _Route | None
+        if self._stateful:
+            route = self._table[key]
+            if route is None or route.epoch != self._epoch:
+                route = self._table[key] = self._find_route(a, b)
+        elif not self._graph.links:
+            route = self._find_route(a, b)
+        else:
+            route = self._routes.get(key)
+            if route is None or route.epoch != self._epoch:
+                route = self._find_route(a, b)
+                if len(self._routes) >= _ROUTES:
+                    self._routes.clear()
+                self._routes[key] = route
+        return route if route.latency_ms < math.inf else None
+
+    def _find_route(self, a: i64, b: i64) -> _Route:
+        path = self._graph.path(a, b)
+        if path is not None:
+            total_ms = 0.0
+            for link in path:
+                total_ms += link.latency_ms
+            return _Route(path, total_ms, self._epoch)
+        latency_ms = math.inf
+        if self._latency is not None:
+            latency_ms = self._latency.between_ms(a, b)
+            if not latency_ms >= 0.0:  # unknown
+                latency_ms = math.inf
+        if not self._stateful or latency_ms == math.inf:
+            return _Route([], latency_ms, self._epoch)
+        key = a * self._size + b
+        own = self._model_links.get(key)
+        if own is None:
+            own = self._model_links[key] = Link(self._model, latency_ms)
+        return _Route([own], latency_ms, self._epoch)
+
+    def _connect(self, a: i64, b: i64, conditions: Conditions) -> None:
+        link = self._graph.find(a, b)
+        if link is None:
+            self._graph.add(a, b, Link(conditions, conditions.latency_ms))
+            self._forget_routes()
+            return
+        moved = link.latency_ms != conditions.latency_ms
+        link.configure(conditions, conditions.latency_ms)
+        if moved:
+            self._graph.changed()
+            self._forget_routes()
+
+    def _forget_routes(self) -> None:
+        self._epoch += 1
+
+    def _take_bit(self) -> int:
+        bit = ~self._bits & (self._bits + 1)  # the lowest that is free
+        self._bits |= bit
+        return bit
+
+    def _endpoint(self, index: i64) -> _Endpoint:
+        if not 0 <= index < len(self._endpoints):
+            raise LocalProtocolError(f"there is no endpoint {index}: {len(self._endpoints)} have joined")
+        return self._endpoints[index]
+
+    def _check_site(self, index: i64) -> None:
+        if not 0 <= index < self._size:
+            raise LocalProtocolError(f"there is no site {index}: the network has {self._size}")
+
+    def _add_row(self, rows: list[LinkFigures], kind: LinkKind, source: str, target: str, link: Link) -> None:
+        if link.packets:
+            rows.append(
+                LinkFigures(
+                    kind=kind,
+                    source=source,
+                    target=target,
+                    packets=link.packets,
+                    bytes=link.bytes,
+                    lost=link.lost,
+                    full=link.full,
+                )
+            )
