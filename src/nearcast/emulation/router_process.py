@@ -1,0 +1,259 @@
+"""The router's process: ``python -m nearcast.emulation.router_process CONTROL``. :class:`~nearcast.emulation.router.Router`
+starts it.
+
+Owns the descriptors, the timer and how the process is scheduled; obeys commands between two rounds of forwarding. Ends when
+the control socket does. A command that cannot be obeyed is answered with an error and changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from nearcast.emulation.forwarding import Forwarder, Histogram
+from nearcast.emulation.router import (
+    Answer,
+    AskStatistics,
+    Command,
+    Connect,
+    CutOff,
+    Disconnect,
+    Durations,
+    HealAll,
+    HealCut,
+    MoveEndpoint,
+    RouterStatistics,
+    SetAccess,
+    SetLocal,
+    Setup,
+)
+from nearcast.errors import NearcastError
+from nearcast.network.network import Network
+from nearcast.scenario.topology import Topology
+
+MAX_COMMAND_BYTES: Final = 64 * 1024 * 1024
+"""A topology with a thousand hosts is below 1 MB."""
+
+MAX_LINKS: Final = 10_000
+"""Links in one statistics answer: the busiest."""
+
+_COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+
+
+def main(arguments: list[str]) -> int:
+    control = Control(socket.socket(fileno=int(arguments[0])))
+    setup = None
+    while setup is None:
+        lines = control.receive()
+        if lines is None:
+            return 0
+        setup = msgspec.json.decode(lines[0], type=Setup) if lines else None
+    try:
+        network = assemble(setup.topology, random.Random(setup.seed))
+        if len(network) != len(setup.devices):
+            raise NearcastError(f"it has {len(network)} hosts and {len(setup.devices)} devices")
+    except (NearcastError, ValueError, OSError) as problem:
+        control.answer(Answer(error=f"the router cannot use this topology: {problem}"))
+        return 1
+    settings = setup.settings
+    forwarder = Forwarder(
+        network,
+        [device.descriptor for device in setup.devices],
+        [device.address for device in setup.devices],
+        setup.topology.mtu_bytes,
+        settings.max_held_packets,
+        settings.max_held_bytes,
+        settings.spin_s,
+    )
+    if settings.realtime:
+        take_precedence()
+    control.answer(Answer())
+    serve(forwarder, network, control)
+    return 0
+
+
+def serve(forwarder: Forwarder, network: Network, control: Control) -> None:
+    """Forward packets and obey commands until the control socket ends."""
+    timer = Timer()
+    poller = select.epoll()
+    poller.register(control.descriptor, select.EPOLLIN)
+    poller.register(timer.descriptor, select.EPOLLIN | select.EPOLLET)
+    for descriptor in forwarder.descriptors:
+        poller.register(descriptor, select.EPOLLIN)
+    # The loop makes no cycles; a collection in the middle of it would hold packets up.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    while True:
+        forwarder.serve(poller, timer.arm, timer.descriptor)
+        lines = control.receive()
+        if lines is None:
+            return
+        for line in lines:
+            control.answer(obey(line, forwarder, network))
+
+
+def obey(line: bytes, forwarder: Forwarder, network: Network) -> Answer:
+    """Do what a command says."""
+    try:
+        command = _COMMANDS.decode(line)
+        return Answer(result=_perform(command, forwarder, network))
+    except (NearcastError, msgspec.DecodeError) as problem:
+        return Answer(error=str(problem))
+
+
+def _perform(command: Command, forwarder: Forwarder, network: Network) -> Any:
+    match command:
+        case Connect():
+            network.connect(command.a, command.b, command.conditions, command.one_way)
+        case Disconnect():
+            network.disconnect(command.a, command.b, command.one_way)
+        case SetLocal():
+            network.set_local(command.site, command.conditions)
+        case SetAccess():
+            network.set_access(command.endpoint, command.conditions)
+        case MoveEndpoint():
+            network.move(command.endpoint, command.site)
+        case CutOff():
+            return network.cut(command.sources, command.targets, command.one_way)
+        case HealCut():
+            network.heal(command.handle)
+        case HealAll():
+            network.heal_all()
+        case AskStatistics():
+            return statistics(forwarder, network)
+    return None
+
+
+def statistics(forwarder: Forwarder, network: Network) -> RouterStatistics:
+    figures = network.figures()
+    if len(figures.links) > MAX_LINKS:
+        busiest = sorted(figures.links, key=lambda link: link.packets, reverse=True)[:MAX_LINKS]
+        figures = msgspec.structs.replace(figures, links=tuple(busiest))
+    return RouterStatistics(
+        received=forwarder.received,
+        received_bytes=forwarder.received_bytes,
+        delivered=forwarder.delivered,
+        held=len(forwarder.held),
+        held_bytes=forwarder.held_bytes,
+        malformed=forwarder.malformed,
+        spoofed=forwarder.spoofed,
+        misaddressed=forwarder.misaddressed,
+        overflowed=forwarder.overflowed,
+        refused=forwarder.refused,
+        lateness=_durations(forwarder.lateness),
+        waiting=_durations(forwarder.waiting),
+        starved_s=_starved_s(),
+        cpu_s=time.process_time(),
+        network=figures,
+    )
+
+
+def _durations(histogram: Histogram) -> Durations:
+    return Durations(counts=tuple(histogram.counts), largest_ms=histogram.largest_s * 1000.0)
+
+
+def _starved_s() -> float:
+    """How long this process was ready to run and had no core; 0 where the kernel does not count it."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def take_precedence() -> None:
+    """Run before ordinary processes, as far as this process may. It sleeps whenever it has nothing to do."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+        except OSError:
+            pass
+
+
+class Control:
+    """Lines of the control socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+        self.descriptor = connection.fileno()
+
+    def receive(self) -> list[bytes] | None:
+        """The whole lines that have come, maybe none yet; None when the other side is gone. Waits for the first byte."""
+        try:
+            data = self._connection.recv(1 << 20)
+        except OSError:
+            return None
+        if not data or len(self._received) > MAX_COMMAND_BYTES:
+            return None
+        *lines, self._received = (self._received + data).split(b"\n")
+        return lines
+
+    def answer(self, answer: Answer) -> None:
+        """Waits while the other side does not read: it sends the next command only after it has read this."""
+        try:
+            self._connection.sendall(msgspec.json.encode(answer) + b"\n")
+        except OSError:
+            pass  # it is gone; the next receive says so
+
+
+class _TimerSpecification(ctypes.Structure):
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+class Timer:
+    """A kernel timer on ``CLOCK_MONOTONIC`` that epoll can wait for. (``epoll.poll`` itself counts milliseconds; Python has
+    timers of its own since 3.13.)"""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor: int = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._specification = _TimerSpecification()
+        self._reference = ctypes.byref(self._specification)
+        self._set_time = libc.timerfd_settime
+        self._set_time.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+    def arm(self, when: float) -> None:
+        """Be ready at ``when``; a moment that has passed is now."""
+        nanoseconds = int(when * 1e9)
+        specification = self._specification
+        specification.value_s = nanoseconds // 1_000_000_000
+        specification.value_ns = nanoseconds % 1_000_000_000
+        self._set_time(self.descriptor, 1, self._reference, None)  # 1: TFD_TIMER_ABSTIME
+
+
+def assemble(topology: Topology, rng: random.Random) -> Network:
+    network = Network([site.name for site in topology.sites], None, rng)
+    index = {site.name: number for number, site in enumerate(topology.sites)}
+    for site in topology.sites:
+        network.set_local(index[site.name], site.local)
+    for link in topology.links:
+        network.connect(index[link.between[0]], index[link.between[1]], link, link.one_way)
+    for host in topology.hosts:
+        for _ in range(host.count):
+            network.join(index[host.site], host.access)
+    return network
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
