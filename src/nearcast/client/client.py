@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import secrets
+from collections.abc import Callable
 from types import TracebackType
 
 from nearcast.client.driver import Driver, Link
@@ -55,7 +56,8 @@ class Client:
     and only far above the bound, QoS 0 messages are dropped and counted in ``client.messages.dropped``.
 
     With ``reconnect`` (the default) a lost connection is opened again, with growing delays; subscriptions are restored, and
-    unacknowledged publishes are sent again. The first connection is not retried: ``async with`` raises.
+    unacknowledged publishes are sent again. The first connection is not retried: ``async with`` raises. ``on_connection`` is
+    called with ``None`` whenever there is a connection (again), and with the reason whenever one is lost; it must not wait.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Client:
         authentication: Authentication | None = None,
         user_properties: list[tuple[str, str]] | None = None,
         rng: random.Random | None = None,
+        on_connection: Callable[[str | None], None] | None = None,
     ) -> None:
         if version not in (MQTT_3_1_1, MQTT_5):
             raise ConfigError(f"version={version}: use 4 for MQTT 3.1.1 or 5 for MQTT 5.0")
@@ -124,12 +127,14 @@ class Client:
         self._supervisor: asyncio.Task[None] | None = None
         self._responses: dict[bytes, asyncio.Future[Message]] = {}
         self._response_lock = asyncio.Lock()
+        self._on_connection = on_connection
 
     async def __aenter__(self) -> Client:
         if self._driver_or_none is not None:
             raise LocalProtocolError("a Client is used once: make a new one")
         driver = Driver(self._machine, self._max_queued_messages)
         driver.on_response = self._on_response
+        driver.on_connection = self._on_connection
         self._driver_or_none = driver
         link = await self._establish(self._endpoint)
         self._supervisor = asyncio.create_task(self._supervise(link), name=f"nearcast client {self.client_id}")

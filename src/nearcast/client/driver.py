@@ -90,6 +90,7 @@ class Driver:
         self.answers: dict[int, asyncio.Future[Answer]] = {}
         self.response_topic: str | None = None
         self.on_response: Callable[[Message], None] | None = None
+        self.on_connection: Callable[[str | None], None] | None = None
         self._max_queued_messages = max_queued_messages
         self._drop_at = max(DROP_FLOOR, DROP_FACTOR * max_queued_messages)
         self._loop = asyncio.get_running_loop()
@@ -251,6 +252,8 @@ class Driver:
                     self.link.outcome.set_result(None)
                 self._arm()
                 self.wake()
+                if self.on_connection is not None:
+                    self.on_connection(None)
             elif isinstance(event, Refused):
                 self._over(ConnectionRefused(event.reason_code, event.message, event.server_reference), None)
             elif isinstance(event, Disconnected):
@@ -286,6 +289,8 @@ class Driver:
             link.outcome.set_exception(failure)
         elif event is not None and not link.ended.done():
             link.ended.set_result(event)
+            if self.on_connection is not None:
+                self.on_connection(event.message)
 
     def _taken(self, message: Message) -> None:
         """The application took a message from the stream."""
