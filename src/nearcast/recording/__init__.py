@@ -4,7 +4,7 @@ docs/reference/recording.md describes the schema for whoever reads the files wit
 """
 
 from nearcast.recording.reader import Check, check, files, read_events, read_table
-from nearcast.recording.schema import COLUMNS, KINDS, VERSION, Column, Kind, MessageEvent, arrow_schema
+from nearcast.recording.schema import COLUMNS, KINDS, VERSION, Column, Kind, MessageEvent, arrow_schema, message_id
 from nearcast.recording.writer import EventWriter
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "arrow_schema",
     "check",
     "files",
+    "message_id",
     "read_events",
     "read_table",
 ]

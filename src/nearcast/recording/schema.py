@@ -40,6 +40,8 @@ class MessageEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at_ns: int
     client: str
     message_id: int | None = None
+    stream: int | None = None
+    sequence: int | None = None
     topic: str | None = None
     publisher: str | None = None
     subscriber: str | None = None
@@ -51,6 +53,13 @@ class MessageEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     size_bytes: int | None = None
     path: tuple[str, ...] = ()
     reason: str | None = None
+
+
+def message_id(publisher_number: int, sequence: int) -> int:
+    """One signed number for a message: within a stream never the same twice, across streams as good as never (for ten million
+    messages, with a probability of 3e-6). Two columns would say it exactly; one is what joins and counts are quick on."""
+    mixed = (publisher_number + sequence * 0x9E37_79B9_7F4A_7C15) & 0xFFFF_FFFF_FFFF_FFFF
+    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,8 @@ COLUMNS = (
     Column("at_ns", "int64", "bigint", False, "When it happened: nanoseconds since 1970 on the run's shared clock."),
     Column("client", "string", "string", False, "The client that saw it."),
     Column("message_id", "int64", "bigint", True, "The message's identity, unique in the run; null for connections."),
+    Column("stream", "int32", "int", True, "Which of the publisher's streams of messages it belongs to, from 0."),
+    Column("sequence", "int64", "bigint", True, "Its number in that stream, from 0; `skipped` ones have numbers too."),
     Column("topic", "string", "string", True, "The message's topic."),
     Column("publisher", "string", "string", True, "The client that published it."),
     Column("subscriber", "string", "string", True, "The client that got it; only `delivered`."),

@@ -35,7 +35,7 @@ _SUFFIX = ".parquet"
 class EventWriter:
     """Records the events of one process into a directory that several may share.
 
-    ``write``, ``flush`` and ``close`` belong to one thread. When events are rare, call :meth:`flush` now and then: events go to
+    ``write``, ``flush`` and ``close`` belong to one thread. When events are rare, call :meth:`flush` now and then: they go to
     the disk when a batch is full or when it is called.
     """
 
