@@ -5,8 +5,8 @@ else of a packet. What a packet experiences is :mod:`nearcast.network`'s to say;
 :mod:`nearcast.emulation.router_process`'s.
 
 Time is ``CLOCK_MONOTONIC`` in seconds. A packet counts as sent when the router reads it and as arrived when the router writes
-it; two histograms say how far that is from the truth: ``lateness`` (written after it was due) and ``waiting`` (an upper bound on
-how long packets sat in a device because the router was busy with others).
+it; two histograms say how far that is from the truth: ``lateness`` (written after it was due) and ``waiting`` (an upper
+bound on how long packets sat in a device because the router was busy with others).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same in bytes."""
 
     realtime: bool = True
-    """Ask for real-time scheduling, so that busy processes on the same cores do not delay packets; go without where refused."""
+    """Ask for real-time scheduling, so that busy processes do not delay packets; go without where refused."""
 
     spin_s: float = 0.0
     """Stay awake when the next packet is due sooner than this, in seconds. More is more exact and costs CPU."""
