@@ -341,7 +341,7 @@ class Broker:
             snapshot_bytes=persistence.snapshot_bytes,
         )
         self._journal = journal
-        self._outbox.journal = journal
+        self._outbox.use(journal)
         for damage in journal.damage:
             logs.event(
                 logging.WARNING if damage.torn else logging.ERROR,
@@ -363,7 +363,7 @@ class Broker:
 
     def _close_journal(self) -> None:
         journal, self._journal = self._journal, None
-        self._outbox.journal = None
+        self._outbox.use(None)
         if journal is not None:
             journal.close()
 

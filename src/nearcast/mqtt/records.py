@@ -39,8 +39,9 @@ UNRETAINED: Final = 13
 STORED: Final = 14
 STATE: Final = 15
 TARGETED: Final = 16
+COMPLETE: Final = 17
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(17)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(18)]
 
 
 def number(value: int) -> bytes:
@@ -229,6 +230,11 @@ def state(of: Session) -> bytes:
     ids = of.received_ids
     parts.append(blob(b"" if ids is None else b"".join([packet_id.to_bytes(2, "big") for packet_id in sorted(ids)])))
     return b"".join(parts)
+
+
+def complete() -> bytes:
+    """Everything of earlier generations that is still needed has been written to this one. Alone in its frame."""
+    return _KIND[COMPLETE]
 
 
 class Fields:

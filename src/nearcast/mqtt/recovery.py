@@ -59,7 +59,7 @@ class Recovery:
             session = self._engine.sessions.by_number.get(fields.number())
             if session is not None:
                 self._change(session, kind, fields)
-        else:
+        elif kind != records.COMPLETE:
             raise UnknownRecord(kind)
 
     def finish(self, now: float) -> None:

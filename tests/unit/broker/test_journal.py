@@ -14,18 +14,50 @@ from pathlib import Path
 
 import pytest
 
-from nearcast.broker import journal as journal_module
-from nearcast.broker.journal import FRAME, HEADER, Journal, frame_of, journal_path, read_frames
+from nearcast.broker.journal import Files, Journal
 from nearcast.errors import StorageCorrupt, StorageUnavailable
+from nearcast.mqtt import frames as journal_frames
 from nearcast.mqtt import records
+from nearcast.mqtt.frames import FRAME, HEADER, frame_of
+from nearcast.mqtt.journaling import SNAPSHOT_STEP_BYTES, file_name
 from nearcast.mqtt.packets import Will
 from tests.engine_harness import World, durable_state
 
 SNAPSHOT_BYTES = 1_000_000
 
 
-def opened(directory: Path, world: World, *, snapshot_bytes: int = SNAPSHOT_BYTES, fsync: bool = False) -> Journal:
-    return Journal.open(str(directory), world.engine, world.now, fsync=fsync, snapshot_bytes=snapshot_bytes)
+#: What a file without any state in it begins with.
+BEGINNING = HEADER + frame_of([records.complete()])
+
+
+def journal_path(directory: Path, generation: int) -> Path:
+    return directory / file_name(generation)
+
+
+def read_frames(path: Path) -> list[tuple[int, list[bytes]]]:
+    files = Files(path.parent)
+    try:
+        return list(journal_frames.read_frames(files, path.name))
+    finally:
+        files.close()
+
+
+def opened(
+    directory: Path,
+    world: World,
+    *,
+    snapshot_bytes: int = SNAPSHOT_BYTES,
+    snapshot_step_bytes: int = SNAPSHOT_STEP_BYTES,
+    fsync: bool = False,
+) -> Journal:
+    return Journal.open(
+        str(directory),
+        world.engine,
+        world.now,
+        fsync=fsync,
+        snapshot_bytes=snapshot_bytes,
+        snapshot_step_bytes=snapshot_step_bytes,
+    )
 
 
 class Appended(list[list[bytes]]):
@@ -92,8 +124,8 @@ def test_what_is_appended_is_recovered(directory: Path, written: tuple[Path, Wor
 def test_the_file_is_a_header_and_frames(written: tuple[Path, World, list[list[bytes]]]) -> None:
     path, _, frames = written
     raw = path.read_bytes()
-    assert raw == HEADER + b"".join(frame_of(frame) for frame in frames)
-    assert [records for _, records in read_frames(path)] == frames
+    assert raw == BEGINNING + b"".join(frame_of(frame) for frame in frames)
+    assert [found for _, found in read_frames(path)] == [[records.complete()], *frames]
     offsets = [offset for offset, _ in read_frames(path)]
     assert offsets[0] == len(HEADER)
     length, _ = FRAME.unpack_from(raw, offsets[0])
@@ -128,7 +160,8 @@ def test_a_flipped_bit_anywhere(directory: Path, written: tuple[Path, World, lis
     path, world, frames = written
     raw = path.read_bytes()
     offsets = [offset for offset, _ in read_frames(path)]
-    states = [durable_state(world.recovered(frames[:count])) for count in range(len(frames))]
+    # The first frame says that the file is complete, and nothing else.
+    states = [durable_state(world.recovered(frames[: max(count - 1, 0)])) for count in range(len(frames) + 1)]
     # Every byte of the header and of the last two frames, and a sample of the rest. Not the version's digit: with another one
     # this is a newer version's journal, which is not touched.
     positions = {*range(len(HEADER)), *range(len(HEADER), len(raw), 7), *range(offsets[-2], len(raw))}
@@ -206,7 +239,7 @@ def test_a_file_of_no_version_is_damage(directory: Path, header: bytes) -> None:
     path = journal_path(directory, 1)
     path.write_bytes(header)
     with pytest.raises(StorageCorrupt):
-        list(read_frames(path))
+        read_frames(path)
     journal, _ = recover(directory)
     assert [damage.offset for damage in journal.damage] == [0]
     journal.close()
@@ -259,11 +292,11 @@ def test_a_crash_while_recovering_from_damage_loses_nothing(
     path.write_bytes(path.read_bytes()[:-1])
     expected = durable_state(world.recovered(frames[:-1]))
 
-    def crash(self: Journal) -> None:
+    def crash(self: Files, data: bytes) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "_step", crash)
+        patch.setattr(Files, "append", crash)
         with pytest.raises(KeyboardInterrupt):
             recover(directory)
     journal, other = recover(directory)
@@ -363,7 +396,7 @@ def test_a_generation_that_cannot_be_made_closes_every_file_once(directory: Path
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", broken)
         with pytest.raises(StorageUnavailable, match="cannot be made"):
-            journal._begin_generation()
+            journal.files.create(file_name(99))
     journal.close()
     assert len(os.listdir("/proc/self/fd")) == before - 2
 
@@ -374,10 +407,9 @@ def test_a_journal_that_cannot_be_read_says_so(directory: Path) -> None:
         recover(directory)
 
 
-def test_a_snapshot_replaces_older_generations(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "SNAPSHOT_STEP_BYTES", 300)
+def test_a_snapshot_replaces_older_generations(directory: Path) -> None:
     world = World(durable=True)
-    journal = opened(directory, world, snapshot_bytes=2_000)
+    journal = opened(directory, world, snapshot_bytes=2_000, snapshot_step_bytes=300)
     world.frames = Appended(journal)
     ann = world.persistent("ann", receive_maximum=4)
     ann.subscribe("t/#", 1)
@@ -391,8 +423,7 @@ def test_a_snapshot_replaces_older_generations(directory: Path, monkeypatch: pyt
         if number % 3 == 0:
             ann.acknowledge_all()
         bob.acknowledge_all()
-        if journal._finishing is not None:
-            journal._finishing.result()
+        journal.await_replaced()
     assert world.engine.effects.generation >= started + 3
     current = {int(path.name[8:]) for path in directory.glob("journal-*")}
     assert min(current) >= started + 2
@@ -405,16 +436,15 @@ def test_a_snapshot_replaces_older_generations(directory: Path, monkeypatch: pyt
     again.close()
 
 
-def test_a_crash_between_any_two_steps_of_a_snapshot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_between_any_two_steps_of_a_snapshot(directory: Path) -> None:
     """Copies the directory after every append while a snapshot is under way: each copy is what a crash would leave."""
-    monkeypatch.setattr(journal_module, "SNAPSHOT_STEP_BYTES", 120)
     world = World(durable=True)
-    journal = opened(directory, world, snapshot_bytes=3_000)
+    journal = opened(directory, world, snapshot_bytes=3_000, snapshot_step_bytes=120)
     crashes = 0
 
     def crash() -> None:
         nonlocal crashes
-        if journal._snapshot is None:
+        if not journal.copying:
             return
         crashes += 1
         copy = directory.parent / f"copy-{crashes}"
@@ -434,8 +464,7 @@ def test_a_crash_between_any_two_steps_of_a_snapshot(directory: Path, monkeypatc
     number = 0
     while crashes < 30:
         number += 1
-        if journal._finishing is not None:  # the disk may be slow, and the next snapshot waits for it
-            journal._finishing.result()
+        journal.await_replaced()  # the disk may be slow, and the next snapshot waits for it
         assert number < 2_000
         bob.publish("t", f"{number:04d}".encode() * 10, 1 + number % 2, packet_id=number)
         bob.acknowledge_all()

@@ -56,7 +56,7 @@ async def settle() -> None:
 def make(journal: ManualJournal | None, limits: Limits | None = None) -> Broker:
     persistence = Persistence(directory="unused") if journal is not None else Persistence()
     broker = Broker(BrokerConfig(persistence=persistence, observability=QUIET, limits=limits or Limits()))
-    broker._outbox.journal = cast(Journal | None, journal)
+    broker._outbox.use(cast(Journal | None, journal))
     return broker
 
 
@@ -340,7 +340,7 @@ async def backlog(broker: Broker, journal: ManualJournal, count: int, size: int)
 
 def waiting_bytes(broker: Broker, client: ClientTransport) -> int:
     """What is kept for a client on top of its session."""
-    held = sum(len(chunk) for handle, chunks, _ in broker._outbox._held if handle is client for chunk in chunks)
+    held = sum(len(chunk) for handle, chunks, _ in broker._outbox._commits._held if handle is client for chunk in chunks)
     assert client.connection is not None
     return max(held, client.held_bytes) + client.connection.out_bytes
 

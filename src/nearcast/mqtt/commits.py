@@ -1,0 +1,184 @@
+"""The order of things after every call into the engine: records first, then what they hold back.
+
+The contract is :class:`~nearcast.mqtt.effects.Effects`'s. Here it meets the disk:
+
+- without a journal everything is sent at once;
+- with a journal that need not be flushed, the records are written, then everything is sent;
+- with one that must be, the records are written, output that waits for nothing is sent, and the held output is gathered until
+  the next flush of the disk has covered its records. While one flush runs, the next batch gathers: group commit. A client for
+  which ``max_output_bytes`` wait for the disk gets its further output gathered by the engine, under the engine's bounds, until
+  the flush is done.
+
+A disk that fails stops the broker (:attr:`Commits.failed`): an acknowledgement that nothing stands behind must not leave.
+
+How a flush is done is the driver's business. It is asked for one by ``request_sync``; when it begins one it calls
+:meth:`Commits.begin_sync`, when the disk has it :meth:`Commits.synced`, and goes on so as long as the former says that
+something waits. ``syncing`` is true from the request to the end of the last flush; a driver that gives up in between says so
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from nearcast.errors import StorageUnavailable
+from nearcast.mqtt.connection import Connection
+from nearcast.mqtt.engine import Engine
+
+
+class Journal(Protocol):
+    """What is written before something is promised."""
+
+    needs_sync: bool
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether something was appended that no flush that began later covers."""
+
+    def append(self, records: list[bytes]) -> None:
+        """Write records; raises :class:`StorageUnavailable`."""
+
+
+class Transport(Protocol):
+    """The ``handle`` of a connection."""
+
+    connection: Connection | None
+    held_bytes: int
+    waits_to_close: bool
+
+    def send(self, chunks: list[bytes]) -> None:
+        """Send bytes after those sent before."""
+
+    def close(self) -> None:
+        """Close once what was sent is out."""
+
+
+class Commits:
+    """Carries out what the engine decided. ``journal`` is set while there is one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        monotonic: Callable[[], float],
+        request_sync: Callable[[], None],
+        on_failure: Callable[[StorageUnavailable], None],
+    ) -> None:
+        self._engine = engine
+        self._monotonic = monotonic
+        self._request_sync = request_sync
+        self._on_failure = on_failure
+        self.journal: Journal | None = None
+        self.failed: StorageUnavailable | None = None
+        self._held: list[tuple[Transport, list[bytes], int]] = []
+        self._batch: list[tuple[Transport, list[bytes], int]] = []
+        self.syncing = False
+
+    def flush(self) -> None:
+        """Persist and send whatever is pending. Called after every call into the engine."""
+        engine = self._engine
+        journal = self.journal
+        if journal is not None:
+            self._commit(journal)
+            return
+        ready = engine.ready()
+        while ready:
+            for connection in ready:
+                if connection.congested and not connection.closing:
+                    continue
+                handle = cast(Transport, connection.handle)
+                chunks = connection.take()
+                if chunks:
+                    handle.send(chunks)
+                if connection.closing:
+                    handle.close()
+                elif connection.starved and not connection.congested:
+                    engine.writable(connection, self._monotonic())
+            ready = engine.ready()
+
+    def begin_sync(self) -> bool:
+        """A flush begins: it covers what was appended until now. False when nothing waits for one any more."""
+        self.syncing = bool(self._held)
+        self._batch = self._held
+        self._held = []
+        return self.syncing
+
+    def synced(self) -> None:
+        """The flush is done."""
+        batch = self._batch
+        self._batch = []
+        journal = self.journal
+        if self.failed is not None or journal is None:
+            return
+        for handle, chunks, size in batch:
+            handle.held_bytes -= size
+            handle.send(chunks)
+            connection = handle.connection
+            if handle.waits_to_close:
+                if not handle.held_bytes:
+                    handle.close()
+            elif connection is not None and (connection.starved or connection.held is not None):
+                # It was left out while too much of it was waiting here. A congested one has to wait for its client.
+                connection.touch()
+        self._commit(journal)
+
+    def fail(self, error: StorageUnavailable) -> None:
+        """The disk failed. Nothing that waits for it leaves any more."""
+        if self.failed is None:
+            self.failed = error
+            self._held = []
+            self._on_failure(error)
+
+    def _commit(self, journal: Journal) -> None:
+        while self.failed is None and self._commit_once(journal):
+            pass
+
+    def _commit_once(self, journal: Journal) -> bool:
+        """One round of records and output; returns whether that made room for more."""
+        engine = self._engine
+        records = engine.take_records()
+        if records:
+            try:
+                journal.append(records)
+            except StorageUnavailable as error:
+                self.fail(error)
+                return False
+        again = False
+        for connection in engine.ready():
+            if connection.congested and not connection.closing:
+                continue
+            handle = cast(Transport, connection.handle)
+            chunks = connection.take()
+            if chunks and connection.closing and handle.held_bytes:
+                # The last word, a DISCONNECT: it must not overtake the answers that wait for the disk [MQTT-3.14.4-1].
+                self._hold(handle, chunks, sum(map(len, chunks)))
+            elif chunks:
+                handle.send(chunks)
+            if handle.held_bytes >= connection.max_output_bytes and not connection.closing:
+                # Enough waits for the disk. The rest stays with the engine, which counts it; `synced` comes back for it.
+                continue
+            counted = connection.out_bytes
+            held = connection.take_held()
+            if held:
+                # A flush that is under way may be the one this output waits for, if its client could not take it before.
+                unsafe = journal.needs_sync and (journal.unsynced or self.syncing)
+                if handle.held_bytes or unsafe:
+                    self._hold(handle, held, counted - connection.out_bytes)
+                else:
+                    handle.send(held)
+            if connection.closing:
+                if handle.held_bytes:
+                    handle.waits_to_close = True
+                else:
+                    handle.close()
+            elif connection.starved and not connection.congested:
+                engine.writable(connection, self._monotonic())
+                again = True
+        if self._held and not self.syncing:
+            self.syncing = True
+            self._request_sync()
+        return again
+
+    def _hold(self, handle: Transport, chunks: list[bytes], size: int) -> None:
+        self._held.append((handle, chunks, size))
+        handle.held_bytes += size
