@@ -48,13 +48,15 @@ class _Endpoint:
 
 
 class _Route:
-    """What leads from one site to another: links, or only a latency (``links`` empty)."""
+    """What leads from one site to another: links, or for a pair without a link of its own only a latency."""
 
     def __init__(self, links: list[Link], latency_ms: float, epoch: i64) -> None:
         self.links = links
         self.single: Link | None = links[0] if len(links) == 1 else None
         self.latency_ms = latency_ms
         self.latency_s = latency_ms / 1000.0
+        self.reachable = latency_ms < math.inf
+        self.doubles = any(link.duplicate > 0.0 for link in links)
         self.epoch: i64 = epoch
 
 
@@ -89,7 +91,8 @@ class Network:
         self._locals: list[Link] = [Link(IDEAL, 0.0) for _ in sites]
         self._graph = Graph(len(sites))
         self._model_links: dict[int, Link] = {}
-        self._model_link = Link(model, 0.0)
+        self._shared = Link(model, 0.0)
+        self._passing = _Route([self._shared], 0.0, 0)
         self._stateful = len(sites) <= STATEFUL_SITES
         self._epoch: i64 = 0
         self._table: list[_Route | None] = [None] * (len(sites) * len(sites)) if self._stateful else []
@@ -120,7 +123,7 @@ class Network:
         self._graph.remove(a, b)
         if not one_way:
             self._graph.remove(b, a)
-        self._forget_routes()
+        self._epoch += 1  # every known route is out of date
 
     def link_conditions(self, a: i64, b: i64) -> Conditions | None:
         """Conditions of the link from site ``a`` to site ``b``; None if no explicit link joins them."""
@@ -218,27 +221,29 @@ class Network:
         if self._bits and sender.no_out & receiver.no_in:
             self.unreachable += 1
             return UNREACHABLE
-        dice = self._dice
         up = sender.up
         down = receiver.down
         if sender.site == receiver.site:
-            single: Link | None = self._locals[sender.site]
-            route: _Route | None = None
+            local = self._locals[sender.site]
+            if up.duplicate > 0.0 or local.duplicate > 0.0 or down.duplicate > 0.0:
+                return self._transit_doubling([up, local, down], 0.0, size_bytes, now)
+            moment = up.carry(size_bytes, now, now, self._dice)
+            if moment >= 0.0:
+                moment = local.carry(size_bytes, moment, now, self._dice)
         else:
             route = self._route(sender.site, receiver.site)
-            if route is None:
+            if not route.reachable:
                 self.unreachable += 1
                 return UNREACHABLE
-            single = route.single
-        if single is None or up.duplicate > 0.0 or single.duplicate > 0.0 or down.duplicate > 0.0:
-            return self._transit_slowly(up, single, route, down, size_bytes, now)
-        moment = up.carry(size_bytes, now, now, dice)
-        if moment >= 0.0:
-            moment = single.carry(size_bytes, moment, now, dice)
+            if up.duplicate > 0.0 or route.doubles or down.duplicate > 0.0:
+                return self._transit_doubling([up, *route.links, down], route.latency_s, size_bytes, now)
+            moment = up.carry(size_bytes, now, now, self._dice)
             if moment >= 0.0:
-                moment = down.carry(size_bytes, moment, now, dice)
-                if moment >= 0.0:
-                    return moment
+                moment = self._between(route, size_bytes, moment, now)
+        if moment >= 0.0:
+            moment = down.carry(size_bytes, moment, now, self._dice)
+            if moment >= 0.0:
+                return moment
         self._count_loss(moment)
         return moment
 
@@ -266,7 +271,7 @@ class Network:
         if a == b:
             return self._locals[a].latency_ms
         route = self._route(a, b)
-        return math.inf if route is None else route.latency_ms
+        return route.latency_ms if route.reachable else math.inf
 
     # --- figures ---
 
@@ -277,7 +282,7 @@ class Network:
             self._add_row(rows, "link", self.sites[key // self._size], self.sites[key % self._size], self._graph.links[key])
         for key in sorted(self._model_links):
             self._add_row(rows, "model", self.sites[key // self._size], self.sites[key % self._size], self._model_links[key])
-        self._add_row(rows, "model", "*", "*", self._model_link)
+        self._add_row(rows, "model", "*", "*", self._shared)
         for site in range(len(self.sites)):
             self._add_row(rows, "local", self.sites[site], self.sites[site], self._locals[site])
         for index in range(len(self._endpoints)):
@@ -296,45 +301,49 @@ class Network:
 
     # --- inside ---
 
-    def _transit_slowly(
-        self, up: Link, single: Link | None, route: _Route | None, down: Link, size_bytes: i64, now: float
-    ) -> float:
-        """The general case: paths of several links, links that duplicate, pairs without a link of their own."""
-        if single is not None:
-            links = [up, single, down]
-        elif route is not None and route.links:
-            links = [up, *route.links, down]
-        else:
-            links = [up, self._model_link, down]
-        latency_s = 0.0 if route is None else route.latency_s
+    def _between(self, route: _Route, size_bytes: i64, moment: float, now: float) -> float:
+        """Over a route from site to site."""
+        single = route.single
+        if single is None:
+            for link in route.links:
+                moment = link.carry(size_bytes, moment, now, self._dice)
+                if moment < 0.0:
+                    break
+            return moment
+        if single is self._shared:
+            return single.scatter(size_bytes, moment, route.latency_s, self._dice)
+        return single.carry(size_bytes, moment, now, self._dice)
+
+    def _transit_doubling(self, links: list[Link], latency_s: float, size_bytes: i64, now: float) -> float:
+        """Over links of which some may double the packet. At most one second packet comes of it; it goes its own way from the
+        link that made it on; if only that one arrives, it is the answer."""
         moment = now
         copy_from = -1
         copy_moment = LOST
         for hop in range(len(links)):
             link = links[hop]
-            if link.duplicate > 0.0 and copy_from < 0 and self._dice.uniform() < link.duplicate:
+            if copy_from < 0 and link.duplicate > 0.0 and self._dice.uniform() < link.duplicate:
                 copy_from = hop
                 copy_moment = moment
-            moment = self._carry(link, size_bytes, moment, latency_s, now)
+            moment = self._carry(link, latency_s, size_bytes, moment, now)
             if moment < 0.0:
                 break
         if copy_from >= 0:
-            # The second packet goes its own way from where it came to be; it is not doubled again.
             for hop in range(copy_from, len(links)):
-                copy_moment = self._carry(links[hop], size_bytes, copy_moment, latency_s, now)
+                copy_moment = self._carry(links[hop], latency_s, size_bytes, copy_moment, now)
                 if copy_moment < 0.0:
                     break
-            if copy_moment >= 0.0:
+            if copy_moment >= 0.0 and moment >= 0.0:
                 self.duplicated += 1
-                if moment < 0.0:
-                    return copy_moment
                 self._copy_arrival = copy_moment
+            elif copy_moment >= 0.0:
+                moment = copy_moment
         if moment < 0.0:
             self._count_loss(moment)
         return moment
 
-    def _carry(self, link: Link, size_bytes: i64, moment: float, latency_s: float, now: float) -> float:
-        if link is self._model_link:
+    def _carry(self, link: Link, latency_s: float, size_bytes: i64, moment: float, now: float) -> float:
+        if link is self._shared:
             return link.scatter(size_bytes, moment, latency_s, self._dice)
         return link.carry(size_bytes, moment, now, self._dice)
 
@@ -344,24 +353,25 @@ class Network:
         else:
             self.lost += 1
 
-    def _route(self, a: i64, b: i64) -> _Route | None:
-        """How to get from site ``a`` to another site ``b``; None if no way leads there."""
+    def _route(self, a: i64, b: i64) -> _Route:
+        """How to get from site ``a`` to another site ``b``; to be used at once."""
         key = a * self._size + b
-        route: _Route | None
         if self._stateful:
-            route = self._table[key]
-            if route is None or route.epoch != self._epoch:
-                route = self._table[key] = self._find_route(a, b)
-        elif not self._graph.links:
-            route = self._find_route(a, b)
-        else:
-            route = self._routes.get(key)
-            if route is None or route.epoch != self._epoch:
-                route = self._find_route(a, b)
-                if len(self._routes) >= _ROUTES:
-                    self._routes.clear()
-                self._routes[key] = route
-        return route if route.latency_ms < math.inf else None
+            known = self._table[key]
+            if known is None or known.epoch != self._epoch:
+                known = self._table[key] = self._find_route(a, b)
+            return known
+        if not self._graph.links:
+            return self._find_route(a, b)
+        known = self._routes.get(key)
+        if known is not None and known.epoch == self._epoch:
+            return known
+        route = self._find_route(a, b)
+        if route is not self._passing:
+            if len(self._routes) >= _ROUTES:
+                self._routes.clear()
+            self._routes[key] = route
+        return route
 
     def _find_route(self, a: i64, b: i64) -> _Route:
         path = self._graph.path(a, b)
@@ -370,13 +380,19 @@ class Network:
             for link in path:
                 total_ms += link.latency_ms
             return _Route(path, total_ms, self._epoch)
-        latency_ms = math.inf
+        latency_ms = -1.0
         if self._latency is not None:
             latency_ms = self._latency.between_ms(a, b)
-            if not latency_ms >= 0.0:  # unknown
-                latency_ms = math.inf
-        if not self._stateful or latency_ms == math.inf:
-            return _Route([], latency_ms, self._epoch)
+        reachable = 0.0 <= latency_ms < 1e9  # an unknown latency is NaN
+        if not self._stateful:
+            # One object for all pairs, over and over: there may be a hundred million of them.
+            route = self._passing
+            route.latency_ms = latency_ms
+            route.latency_s = latency_ms / 1000.0
+            route.reachable = reachable
+            return route
+        if not reachable:
+            return _Route([], math.inf, self._epoch)
         key = a * self._size + b
         own = self._model_links.get(key)
         if own is None:
@@ -387,16 +403,11 @@ class Network:
         link = self._graph.find(a, b)
         if link is None:
             self._graph.add(a, b, Link(conditions, conditions.latency_ms))
-            self._forget_routes()
-            return
-        moved = link.latency_ms != conditions.latency_ms
-        link.configure(conditions, conditions.latency_ms)
-        if moved:
-            self._graph.changed()
-            self._forget_routes()
-
-    def _forget_routes(self) -> None:
-        self._epoch += 1
+        else:
+            if link.latency_ms != conditions.latency_ms:
+                self._graph.changed()
+            link.configure(conditions, conditions.latency_ms)
+        self._epoch += 1  # every known route is out of date
 
     def _take_bit(self) -> int:
         bit = ~self._bits & (self._bits + 1)  # the lowest that is free
