@@ -12,8 +12,8 @@
 from nearcast.client.client import Client
 from nearcast.client.endpoints import Endpoint, TlsOptions
 from nearcast.client.messages import Message, MessageStream
-from nearcast.client.reconnection import Backoff
 from nearcast.mqtt.client_events import Authentication
+from nearcast.mqtt.client_reconnection import Backoff
 from nearcast.mqtt.packets import Properties, SubscriptionRequest, Will
 
 __all__ = [

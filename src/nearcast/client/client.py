@@ -15,7 +15,6 @@ from types import TracebackType
 from nearcast.client.driver import Driver, Link
 from nearcast.client.endpoints import Endpoint, parse_url
 from nearcast.client.messages import Message, MessageStream
-from nearcast.client.reconnection import FINAL_DISCONNECTS, TEMPORARY_REFUSALS, Backoff
 from nearcast.client.transports import Tls
 from nearcast.errors import ConfigError, ConnectionClosed, ConnectionRefused, LocalProtocolError, NearcastError, RequestRefused
 from nearcast.mqtt import reasons
@@ -29,15 +28,13 @@ from nearcast.mqtt.client_events import (
     UnsubscribeCompleted,
 )
 from nearcast.mqtt.client_machine import ClientMachine
+from nearcast.mqtt.client_reconnection import Backoff, Reconnection, is_final, is_temporary
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Properties, Publish, SubscriptionRequest, Will
 
 logger = logging.getLogger(__name__)
 
 #: How long a session waits for its client when the client itself decides: long enough for a broker's restart.
 RECONNECT_SESSION_SECONDS = 300
-
-#: A connection that held so long proves that the broker works: the next backoff starts from its beginning.
-STABLE_SECONDS = 5.0
 
 MAX_REFERENCES = 5
 
@@ -346,31 +343,31 @@ class Client:
             self._driver.fail(ConnectionClosed(f"the client stopped because of an internal error: {error!r}"))
 
     async def _keep_connected(self, link: Link) -> None:
-        loop = asyncio.get_running_loop()
-        attempt = 0
+        driver = self._driver
+        attempts = None if self._backoff is None else Reconnection(self._backoff, self._rng)
         while True:
-            since = loop.time()
+            if attempts is not None:
+                attempts.connected(driver.now)
             end = await link.ended
-            if loop.time() - since >= STABLE_SECONDS:
-                attempt = 0
-            link, attempt = await self._reconnect(end, attempt)
+            if attempts is None or is_final(end):
+                raise ConnectionClosed(end.message, end.reason_code)
+            attempts.lost(driver.now)
+            link = await self._reconnect(end, attempts)
 
-    async def _reconnect(self, end: Disconnected, attempt: int) -> tuple[Link, int]:
-        """The next connection after one that ended, and how many attempts the next loss has behind it."""
+    async def _reconnect(self, end: Disconnected, attempts: Reconnection) -> Link:
+        """The next connection after one that ended."""
         other = self._referred(self._endpoint, end.reason_code, end.server_reference) if end.by_server else None
-        if self._backoff is None or (end.by_server and end.reason_code in FINAL_DISCONNECTS):
-            raise ConnectionClosed(end.message, end.reason_code)
         logger.info("%s: %s; reconnecting", self._endpoint, end.message)
         while True:
-            if other is None or attempt > 0:
-                await asyncio.sleep(self._backoff.delay_seconds(attempt, self._rng))
-            attempt += 1
+            delay = attempts.next_delay_seconds(elsewhere=other is not None)
+            if delay:
+                await asyncio.sleep(delay)
             try:
-                return await self._establish(other or self._endpoint), attempt
+                return await self._establish(other or self._endpoint)
             except ConnectionClosed as error:
-                logger.info("attempt %d: %s", attempt, error)
+                logger.info("attempt %d: %s", attempts.attempt, error)
             except ConnectionRefused as refusal:
-                if refusal.reason_code not in TEMPORARY_REFUSALS:
+                if not is_temporary(refusal.reason_code):
                     raise
-                logger.info("attempt %d: %s", attempt, refusal)
+                logger.info("attempt %d: %s", attempts.attempt, refusal)
             other = None
