@@ -1,0 +1,117 @@
+"""Wildcards and counts spelt out: which hosts a pattern means, every broker, every client. Both runtimes ask here, so that a
+client has the same name, topics and broker in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from nearcast.errors import ConfigError
+from nearcast.scenario.placeholders import fill
+from nearcast.scenario.rules import unknown
+from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.topology import Topology
+from nearcast.scenario.workload import Clients, Publishing, Subscribing
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One MQTT client of a scenario, with nothing left to look up."""
+
+    name: str
+    """Unique in the scenario; its MQTT client identifier."""
+
+    index: int
+    """Its number on its host, within its group, from 0."""
+
+    host: str
+    broker: str
+    """The host it connects to."""
+
+    port: int
+    publish: tuple[Publishing, ...]
+    """With placeholders filled in. The position is the stream of :func:`~nearcast.scenario.identity.publisher_number`."""
+
+    subscribe: tuple[Subscribing, ...]
+    protocol: str
+    clean_start: bool
+    keepalive_s: int
+    start_s: float
+    stop_s: float
+    """When it stops publishing."""
+
+
+def match_hosts(pattern: str, hosts: Sequence[str]) -> list[str]:
+    """The hosts a name means: itself or, with a trailing ``*``, all that begin so. Empty if there are none."""
+    if pattern.endswith("*"):
+        return [host for host in hosts if host.startswith(pattern[:-1])]
+    return [pattern] if pattern in hosts else []
+
+
+def topology_of(scenario: Scenario) -> Topology:
+    """The topology of a scenario that was loaded, or made with one. A name alone has to be loaded first."""
+    if isinstance(scenario.topology, str):
+        raise ConfigError(
+            f"the topology {scenario.topology!r} of scenario {scenario.name!r} is only a name: use load_scenario or resolve",
+            key="topology",
+        )
+    return scenario.topology
+
+
+def expand_brokers(scenario: Scenario) -> tuple[Broker, ...]:
+    """Every broker on its own host, in the order of the scenario."""
+    hosts = topology_of(scenario).host_names()
+    return tuple(
+        msgspec.structs.replace(broker, host=host)
+        for position, broker in enumerate(scenario.brokers)
+        for host in _matched(broker.host, hosts, f"brokers[{position}].host")
+    )
+
+
+def expand_clients(scenario: Scenario) -> tuple[Client, ...]:
+    """Every client, in the order of the scenario: group by group, host by host."""
+    hosts = topology_of(scenario).host_names()
+    return tuple(
+        client
+        for position, group in enumerate(scenario.clients)
+        for client in _group(group, position, hosts, scenario.duration_s)
+    )
+
+
+def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: float) -> Iterator[Client]:
+    brokers = _matched(group.broker, hosts, f"clients[{position}].broker")
+    number = 0
+    for host in _matched(group.host, hosts, f"clients[{position}].host"):
+        prefix = f"{group.name}@{host}" if group.host.endswith("*") else group.name
+        for index in range(group.count):
+            name = prefix if group.count == 1 else f"{prefix}-{index + 1}"
+            words = {"client": name, "index": str(index), "host": host}
+            yield Client(
+                name=name,
+                index=index,
+                host=host,
+                # In turn over the whole group, not from the first broker again on each host.
+                broker=brokers[number % len(brokers)],
+                port=group.port,
+                publish=tuple(
+                    msgspec.structs.replace(stream, topic=fill(stream.topic, words)) if "{" in stream.topic else stream
+                    for stream in group.publish
+                ),
+                subscribe=tuple(
+                    msgspec.structs.replace(wanted, filter=fill(wanted.filter, words)) if "{" in wanted.filter else wanted
+                    for wanted in group.subscribe
+                ),
+                protocol=group.protocol,
+                clean_start=group.clean_start,
+                keepalive_s=group.keepalive_s,
+                start_s=group.start_s,
+                stop_s=duration_s if group.stop_s is None else min(group.stop_s, duration_s),
+            )
+            number += 1
+
+
+def _matched(pattern: str, hosts: Sequence[str], key: str) -> list[str]:
+    found = match_hosts(pattern, hosts)
+    if not found:
+        raise ConfigError(f"`{key}`: {unknown('host', pattern, hosts)}", key=key)
+    return found
