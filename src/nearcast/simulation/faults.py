@@ -1,0 +1,237 @@
+"""Faults, repairs and movement, applied to a simulated world: what each event of a schedule does, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from nearcast.errors import ConfigError
+from nearcast.network.conditions import Conditions
+from nearcast.scenario.events import (
+    ChangeAccess,
+    ChangeLink,
+    Crash,
+    Cut,
+    Event,
+    FailDisk,
+    Heal,
+    Kill,
+    Move,
+    Pause,
+    Restart,
+    Resume,
+    SkewClock,
+)
+from nearcast.simulation.disks import DEFAULT_SYNC_S
+
+if TYPE_CHECKING:
+    from nearcast.simulation.hosts import Host
+    from nearcast.simulation.world import World
+
+
+class Faults:
+    """What is broken in a world right now, and how to mend it.
+
+    An event that ends by itself (``for_s``) gives back what it took unless a later event has changed the same thing since:
+    then the later one decides.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cuts: dict[int, tuple[frozenset[int], frozenset[int], bool, str]] = {}
+        # Who changed what last: a number per link, access link, disk and paused host.
+        self._changes: dict[object, int] = {}
+        self._change = 0
+        self._original_access: dict[int, Conditions] = {}
+        self._original_links: dict[tuple[int, int], Conditions | None] = {}
+
+    def apply(self, event: Event) -> None:
+        self._trace(describe(event))
+        match event:
+            case Kill() | Crash():
+                self._end(event)
+            case Restart(host=name):
+                self._host(name).boot()
+            case Pause(host=name, for_s=for_s):
+                host = self._host(name)
+                host.pause()
+                self._later(("pause", host.index), for_s, host.resume, f"{name} goes on")
+            case Resume(host=name):
+                self._claim(("pause", self._host(name).index))
+                self._host(name).resume()
+            case Cut():
+                self._cut(event)
+            case Heal():
+                self._cuts.clear()
+                self._world.network.heal_all()
+            case ChangeLink():
+                self._change_link(event)
+            case ChangeAccess():
+                self._change_access(event)
+            case Move(host=name, site=site):
+                self._world.network.move(self._host(name).index, self._site(site))
+            case SkewClock(host=name, offset_s=offset_s, rate=rate):
+                self._host(name).skew(offset_s, rate)
+            case FailDisk():
+                self._fail_disk(event)
+
+    def why_unreachable(self, source: Host, target: Host) -> str:
+        """Which cut stops packets from one host to another, in words."""
+        for sources, targets, one_way, text in self._cuts.values():
+            if source.index in sources and target.index in targets:
+                return text
+            if not one_way and source.index in targets and target.index in sources:
+                return text
+        return "no path leads there"
+
+    # --- one kind each ---
+
+    def _end(self, event: Kill | Crash) -> None:
+        host = self._host(event.host)
+        if isinstance(event, Kill):
+            host.kill()
+        else:
+            lost = host.crash()
+            if lost:
+                self._trace(f"the disk of {host.name} lost {lost} bytes that were not flushed")
+        self._claim(("pause", host.index))
+        self._later(("restart", host.index), event.restart_after_s, host.boot, f"{host.name} starts again")
+
+    def _cut(self, event: Cut) -> None:
+        world = self._world
+        sources = self._endpoints(event.source)
+        targets = self._endpoints(event.target) if event.target else frozenset(range(len(world.hosts))) - sources
+        handle = world.network.cut(sorted(sources), sorted(targets), event.one_way)
+        self._cuts[handle] = (sources, targets, event.one_way, f"{describe(event)} at {world.now:.6f} s")
+
+        def heal() -> None:
+            if self._cuts.pop(handle, None) is not None:
+                world.network.heal(handle)
+                self._trace(f"heals: {describe(event)}")
+
+        if event.for_s is not None:
+            world.at(world.now + event.for_s, heal)
+
+    def _change_link(self, event: ChangeLink) -> None:
+        a, b = (self._site(name) for name in event.between)
+        pairs = [(a, b)] if event.one_way else [(a, b), (b, a)]
+        network = self._world.network
+        for pair in pairs:
+            self._original_links.setdefault(pair, network.link_conditions(*pair))
+            network.connect(*pair, event.conditions, one_way=True)
+
+            def restore(pair: tuple[int, int] = pair) -> None:
+                before = self._original_links[pair]
+                if before is None:
+                    network.disconnect(*pair, one_way=True)
+                else:
+                    network.connect(*pair, before, one_way=True)
+
+            self._later(("link", pair), event.for_s, restore, f"the link {' - '.join(event.between)} is as before")
+
+    def _change_access(self, event: ChangeAccess) -> None:
+        host = self._host(event.host)
+        network = self._world.network
+        self._original_access.setdefault(host.index, network.access_conditions(host.index))
+        network.set_access(host.index, event.conditions)
+
+        def restore() -> None:
+            network.set_access(host.index, self._original_access[host.index])
+
+        self._later(("access", host.index), event.for_s, restore, f"the access link of {host.name} is as before")
+
+    def _fail_disk(self, event: FailDisk) -> None:
+        disk = self._host(event.host).disk
+        disk.full = event.full
+        disk.sync_s = DEFAULT_SYNC_S if event.sync_s is None else event.sync_s
+
+        def restore() -> None:
+            disk.full = False
+            disk.sync_s = DEFAULT_SYNC_S
+
+        self._later(("disk", event.host), event.for_s, restore, f"the disk of {event.host} is well again")
+
+    # --- tools ---
+
+    def _claim(self, what: object) -> int:
+        self._change += 1
+        self._changes[what] = self._change
+        return self._change
+
+    def _later(self, what: object, after_s: float | None, action: Callable[[], None], text: str) -> None:
+        """Undo a change after a while, unless another one has taken its place by then."""
+        change = self._claim(what)
+        if after_s is None:
+            return
+
+        def undo() -> None:
+            if self._changes.get(what) == change:
+                self._trace(text)
+                action()
+
+        self._world.at(self._world.now + after_s, undo)
+
+    def _trace(self, text: str) -> None:
+        if self._world.tracer is not None:
+            self._world.tracer.fault(text)
+
+    def _host(self, name: str) -> Host:
+        if not self._world.has_host(name):
+            raise ConfigError(f"an event names the host {name}, which the protocol did not add")
+        return self._world.host(name)
+
+    def _site(self, name: str) -> int:
+        return self._world.site_number(name)
+
+    def _endpoints(self, names: Iterable[str]) -> frozenset[int]:
+        """Indices of hosts: those named, and those at sites named."""
+        world = self._world
+        found: set[int] = set()
+        for name in names:
+            if world.has_host(name):
+                found.add(world.host(name).index)
+            else:
+                site = self._site(name)
+                found.update(host.index for host in world.hosts if world.network.site_of(host.index) == site)
+        return frozenset(found)
+
+
+def describe(event: Event) -> str:
+    """An event in words."""
+    match event:
+        case Kill(host=host):
+            return f"kill {host}"
+        case Crash(host=host):
+            return f"power cut at {host}"
+        case Restart(host=host):
+            return f"restart {host}"
+        case Pause(host=host):
+            return f"pause {host}"
+        case Resume(host=host):
+            return f"resume {host}"
+        case Cut(source=source, target=target, one_way=one_way):
+            return f"cut {' '.join(source)} {'->' if one_way else '|'} {' '.join(target) or 'everything else'}"
+        case Heal():
+            return "heal all cuts"
+        case ChangeLink(between=(a, b), conditions=conditions, one_way=one_way):
+            return f"link {a} {'->' if one_way else '-'} {b}: {_conditions(conditions)}"
+        case ChangeAccess(host=host, conditions=conditions):
+            return f"access of {host}: {_conditions(conditions)}"
+        case Move(host=host, site=site):
+            return f"move {host} to {site}"
+        case SkewClock(host=host, offset_s=offset_s, rate=rate):
+            return f"clock of {host} jumps by {offset_s:+.3f} s and runs at {rate:g}"
+        case FailDisk(host=host, full=full, sync_s=sync_s):
+            slow = "" if sync_s is None else f" flushes take {sync_s:g} s"
+            return f"disk of {host}:{' full' if full else ''}{slow}"
+
+
+def _conditions(conditions: Conditions) -> str:
+    said = [f"{conditions.latency_ms:g} ms"]
+    if conditions.jitter_ms:
+        said.append(f"jitter {conditions.jitter_ms:g} ms")
+    if conditions.loss:
+        said.append(f"loss {conditions.loss:.1%}")
+    if conditions.bandwidth_mbps:
+        said.append(f"{conditions.bandwidth_mbps:g} Mbit/s")
+    return ", ".join(said)
