@@ -39,7 +39,7 @@ from nearcast.emulation.router import (
 )
 from nearcast.errors import NearcastError
 from nearcast.network.network import Network
-from nearcast.scenario.topology import Topology
+from nearcast.scenario.assembly import build_network
 
 MAX_COMMAND_BYTES: Final = 64 * 1024 * 1024
 """A topology with a thousand hosts is below 1 MB."""
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
             return 0
         setup = msgspec.json.decode(lines[0], type=Setup) if lines else None
     try:
-        network = assemble(setup.topology, random.Random(setup.seed))
+        network, _ = build_network(setup.topology, random.Random(setup.seed))
         if len(network) != len(setup.devices):
             raise NearcastError(f"it has {len(network)} hosts and {len(setup.devices)} devices")
     except (NearcastError, ValueError, OSError) as problem:
@@ -240,19 +240,6 @@ class Timer:
         specification.value_s = nanoseconds // 1_000_000_000
         specification.value_ns = nanoseconds % 1_000_000_000
         self._set_time(self.descriptor, 1, self._reference, None)  # 1: TFD_TIMER_ABSTIME
-
-
-def assemble(topology: Topology, rng: random.Random) -> Network:
-    network = Network([site.name for site in topology.sites], None, rng)
-    index = {site.name: number for number, site in enumerate(topology.sites)}
-    for site in topology.sites:
-        network.set_local(index[site.name], site.local)
-    for link in topology.links:
-        network.connect(index[link.between[0]], index[link.between[1]], link, link.one_way)
-    for host in topology.hosts:
-        for _ in range(host.count):
-            network.join(index[host.site], host.access)
-    return network
 
 
 if __name__ == "__main__":
