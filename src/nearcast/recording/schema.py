@@ -20,7 +20,9 @@ VERSION = 1
 VERSION_KEY = b"nearcast.schema_version"
 RUN_KEY = b"nearcast.run"
 
-Kind = Literal["published", "acknowledged", "refused", "skipped", "delivered", "connected", "disconnected"]
+Kind = Literal[
+    "published", "acknowledged", "refused", "skipped", "delivered", "connected", "subscribed", "disconnected", "unconnected"
+]
 
 KINDS: dict[str, str] = {
     "published": "a publisher gave a message to its MQTT client, which was connected or will send it once it is",
@@ -29,7 +31,9 @@ KINDS: dict[str, str] = {
     "skipped": "a message was due and not sent: no connection at QoS 0, or too many waiting; `reason` says which",
     "delivered": "a subscriber got a message, possibly not for the first time",
     "connected": "a client has a connection (again)",
+    "subscribed": "the broker confirmed all of a client's subscriptions",
     "disconnected": "a client has lost its connection; `reason` says why",
+    "unconnected": "a client tried to connect for the first time, in vain; `reason` says why",
 }
 
 
@@ -97,7 +101,7 @@ COLUMNS = (
         False,
         "Brokers on the message's way, in order, as far as the client knows them; for a connection, its broker.",
     ),
-    Column("reason", "string", "string", True, "Why, for `refused`, `skipped` and `disconnected`."),
+    Column("reason", "string", "string", True, "Why, for `refused`, `skipped`, `disconnected` and `unconnected`."),
 )
 
 
