@@ -49,9 +49,8 @@ def _apply(content: bytearray, kind: int, data: bytes, length: int) -> None:
 class Disk:
     """The files of one host. Names are plain strings; a slash in them means nothing."""
 
-    def __init__(self, host: Host, rng: random.Random) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._rng = rng
         self.full = False
         self.sync_s = DEFAULT_SYNC_S
         """How long a flush takes, in virtual seconds."""
@@ -167,7 +166,7 @@ class Disk:
 
     def lose_power(self) -> int:
         """Lose a random part of what was not flushed; returns how many bytes of writes were lost."""
-        rng = self._rng
+        rng = random.Random(f"{self._host.world.seed}/disk/{self._host.name}/{self._host.boots}")
         lost = 0
         for file in self._dirty:
             pending = file.pending

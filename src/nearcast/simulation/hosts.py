@@ -76,7 +76,7 @@ class Node:
 class Host:
     """One machine. Its ``index`` is its address: what ``send`` and ``connect`` take and ``received`` gives."""
 
-    def __init__(self, world: World, index: int, name: str, factory: Callable[[Host], Node]) -> None:
+    def __init__(self, world: World, index: int, name: str) -> None:
         self.world = world
         self.index: i64 = index
         self.name = name
@@ -85,14 +85,14 @@ class Host:
         self.powered = True
         self.paused = False
         self.node: Node | None = None
-        self.disk = Disk(self, random.Random(f"{world.seed}/disk/{name}"))
+        self.disk = Disk(self)
         self.starts: i64 = 0
         """How many processes there have been, this one included."""
         self.boots: i64 = 1
         """How often the machine was switched on."""
         self.running = False
         self.wake_number: i64 = -1
-        self._factory = factory
+        self.factory: Callable[[Host], Node] | None = None
         self._rng: random.Random | None = None
         self._listening: set[int] = set()
         self.streams: dict[Stream, None] = {}
@@ -172,7 +172,8 @@ class Host:
 
     def boot(self) -> None:
         """Begin a process, on a machine that is switched on for it if need be."""
-        if self.up:
+        factory = self.factory
+        if self.up or factory is None:
             return
         if not self.powered:
             self.powered = True
@@ -185,7 +186,7 @@ class Host:
         self.paused = False
         self.running = True
         self.starts += 1
-        node = self._factory(self)
+        node = factory(self)
         self.node = node
         node.start()
 

@@ -19,6 +19,7 @@ WORLD = -1
 """In the place of a host's index: what nobody did, such as a fault."""
 
 MAX_TEXT = 160
+MAX_SENT_LINES = 200_000
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -29,6 +30,8 @@ class Line(msgspec.Struct, frozen=True):
     text: str
     number: int
     cause: int
+    order: int
+    """Of telling."""
 
 
 class Tracer:
@@ -37,22 +40,24 @@ class Tracer:
     def __init__(self, lines_per_host: int = 200, sink: Callable[[Line], None] | None = None) -> None:
         self.world: World | None = None
         self.lines: dict[int, deque[Line]] = {}
-        self.involved: set[int] = set()
+        self.sent_lines: dict[int, Line] = {}
+        self.told = 0
         self._lines_per_host = lines_per_host
         self._sink = sink
-        self._sent_at: dict[int, float] = {}
 
-    def line(self, host: int, text: str, number: int = -1) -> None:
+    def line(self, host: int, text: str, number: int = -1) -> Line | None:
         world = self.world
         if world is None:
-            return
-        made = Line(world.now, host, text, number, world.cause)
+            return None
+        made = Line(world.now, host, text, number, world.cause, self.told)
+        self.told += 1
         kept = self.lines.get(host)
         if kept is None:
             kept = self.lines[host] = deque(maxlen=self._lines_per_host)
         kept.append(made)
         if self._sink is not None:
             self._sink(made)
+        return made
 
     def note(self, host: Host, text: str) -> None:
         self.line(host.index, text)
@@ -62,22 +67,22 @@ class Tracer:
 
     def sent(self, source: Host, target: Host, number: int, message: object, arrives: float) -> None:
         """A datagram is on its way."""
-        world = self.world
-        if world is not None:
-            self._sent_at[number] = world.now
-        self.line(source.index, f"sends #{number} to {target.name}: {shortened(message)}", number)
+        made = self.line(source.index, f"sends #{number} to {target.name}: {shortened(message)}", number)
+        if made is not None:
+            self.sent_lines[number] = made
+            if len(self.sent_lines) > MAX_SENT_LINES:
+                del self.sent_lines[next(iter(self.sent_lines))]
 
     def lost(self, source: Host, target: Host, what: str, why: str) -> None:
         self.line(source.index, f"sends to {target.name}: {what} -- lost: {why}")
 
     def arrived(self, target: Host, source: Host, number: int, message: object) -> None:
-        at = self._sent_at.pop(number, None)
-        when = "" if at is None else f", sent {at:.6f} s"
+        sent = self.sent_lines.get(number)
+        when = "" if sent is None else f", sent {sent.at_s:.6f} s"
         self.line(target.index, f"receives #{number} from {source.name}{when}: {shortened(message)}", number)
 
     def not_taken(self, target: Host, source: Host, number: int, message: object, why: str) -> None:
         """A datagram reached a host that did not take it."""
-        self._sent_at.pop(number, None)
         self.line(target.index, f"#{number} from {source.name} is lost: {why}: {shortened(message)}", number)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
@@ -52,7 +52,8 @@ _DIGEST_FACTOR: Final = 999_983
 class World:
     """A simulated deployment: a network, hosts on it, and a clock that only events move."""
 
-    def __init__(self, network: Network, seed: int = 0, tracer: Tracer | None = None) -> None:
+    def __init__(self, network: Network, seed: int = 0, tracer: Tracer | None = None, host_names: Sequence[str] = ()) -> None:
+        """``host_names`` are the endpoints that have joined the network already, in order; ``place`` puts nodes on them."""
         self.network = network
         self.seed = seed
         self.now = 0.0
@@ -79,6 +80,10 @@ class World:
         self._site_numbers: dict[str, int] = {name: index for index, name in enumerate(network.sites)}
         self._faults: Faults | None = None
         self._checking = False
+        if len(host_names) != len(network):
+            raise LocalProtocolError(f"{len(network)} endpoints have joined the network, and {len(host_names)} have a name")
+        for name in host_names:
+            self._add_host(name, len(self.hosts))
         if tracer is not None:
             tracer.world = self
 
@@ -87,15 +92,18 @@ class World:
     def add(
         self, name: str, site: str, factory: Callable[[Host], Node], access: Conditions | None = None, start_s: float = 0.0
     ) -> Host:
-        """A host at a site; ``factory`` makes its process, now (or at ``start_s``, if later) and after each restart."""
+        """A new host at a site, with a process on it; see ``place``."""
         if name in self._by_name:
-            raise LocalProtocolError(f"two hosts are called {name}")
-        index = self.network.join(self.site_number(site), access)
-        if index != len(self.hosts):
-            raise LocalProtocolError("every endpoint of the network must be added through the world")
-        host = Host(self, index, name, factory)
-        self.hosts.append(host)
-        self._by_name[name] = host
+            raise LocalProtocolError(f"two hosts are called {name}; place() puts a node on a host of the topology")
+        self._add_host(name, self.network.join(self.site_number(site), access))
+        return self.place(name, factory, start_s)
+
+    def place(self, name: str, factory: Callable[[Host], Node], start_s: float = 0.0) -> Host:
+        """Say what a host runs: ``factory`` makes its process, now (or at ``start_s``, if later) and after each restart."""
+        host = self.host(name)
+        if host.factory is not None:
+            raise LocalProtocolError(f"{name} has a node already: one process runs on a simulated host")
+        host.factory = factory
         self.at(start_s, host.boot)
         return host
 
@@ -290,6 +298,13 @@ class World:
             self.tracer.line(stream.host.index, f"stream to {stream.remote_host.name}: no answer, sends again")
 
     # --- inside ---
+
+    def _add_host(self, name: str, index: int) -> None:
+        if index != len(self.hosts):
+            raise LocalProtocolError("every endpoint must join the network through the world")
+        host = Host(self, index, name)
+        self.hosts.append(host)
+        self._by_name[name] = host
 
     def _transmit(self, source: Host, receiver: Host, target: Stream | None, packet: Packet) -> None:
         network = self.network
