@@ -14,6 +14,7 @@ from nearcast.errors import ConfigError
 from nearcast.scenario import places
 from nearcast.scenario.events import ChangeLink, Cut, Event, Heal, Move
 from nearcast.scenario.expansion import match_hosts
+from nearcast.scenario.movement import Waypoints
 from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import shown, unknown
 from nearcast.scenario.scenario import Scenario
@@ -152,9 +153,21 @@ def scenario_problems(scenario: Scenario, topology: Topology) -> Iterator[Proble
         yield from _event_problems(event, ("events", position), hosts, sites)
         if event.at_s > end_s:
             yield _problem(("events", position, "at_s"), f"the run is over after {end_s:g} s (duration_s + settle_s)")
-    if scenario.random_faults is not None:
-        for position, pattern in enumerate(scenario.random_faults.hosts):
+    located = {site.name for site in topology.sites if site.located}
+    for position, mobility in enumerate(scenario.mobility):
+        for index, name in enumerate(mobility.sites):
+            if name not in located:
+                message = f"{name} has no city or coordinates" if name in sites else unknown("site", name, sites)
+                yield _problem(("mobility", position, "sites", index), message)
+        for index, pattern in enumerate(mobility.hosts if isinstance(mobility, Waypoints) else ()):
+            yield from hosts.some(pattern, ("mobility", position, "hosts", index))
+    faults = scenario.random_faults
+    if faults is not None:
+        for position, pattern in enumerate(faults.hosts):
             yield from hosts.some(pattern, ("random_faults", "hosts", position))
+        if faults.quiet_s >= scenario.duration_s:
+            message = f"with `duration_s` {scenario.duration_s:g} no time is left for faults: shorten it"
+            yield _problem(("random_faults", "quiet_s"), message)
 
 
 def _client_problems(

@@ -15,6 +15,7 @@ import msgspec
 from nearcast.configfile import Document
 from nearcast.errors import ConfigError
 from nearcast.scenario.checks import Problem, scenario_problems, topology_problems
+from nearcast.scenario.movement import Trace
 from nearcast.scenario.rules import shown
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.topology import Topology
@@ -53,7 +54,11 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     else:
         topology = _referred(scenario.topology, document, path.parent)
     _refuse(document, scenario_problems(scenario, topology))
-    return msgspec.structs.replace(scenario, topology=topology)
+    mobility = tuple(
+        msgspec.structs.replace(entry, file=str(path.parent / entry.file)) if isinstance(entry, Trace) else entry
+        for entry in scenario.mobility
+    )
+    return msgspec.structs.replace(scenario, topology=topology, mobility=mobility)
 
 
 def resolve(scenario: Scenario, directory: str | Path = ".") -> Scenario:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from nearcast.scenario.events import Event, RandomFaults
+from nearcast.scenario.movement import Mobility
 from nearcast.scenario.rules import require_name, require_range, require_seconds
 from nearcast.scenario.topology import Topology
 from nearcast.scenario.workload import Clients
@@ -60,6 +61,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     events: tuple[Event, ...] = ()
     """What happens at known times."""
+
+    mobility: tuple[Mobility, ...] = ()
+    """How hosts move: at random, or as a trace says."""
 
     random_faults: RandomFaults | None = None
     """What happens at random times, drawn from the seed."""
