@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from mypy_extensions import i64, mypyc_attr
 
 from nearcast.errors import LocalProtocolError
-from nearcast.simulation.callbacks import ACCEPTED, OPENED, RECEIVED, STREAM_RECEIVED, SYNCED, WRITABLE
+from nearcast.simulation.callbacks import ACCEPTED, CLOSED, OPENED, RECEIVED, STREAM_RECEIVED, SYNCED, WRITABLE
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.streams import Stream
+from nearcast.simulation.tracing import shortened
 
 if TYPE_CHECKING:
     from nearcast.simulation.world import World
@@ -186,6 +187,8 @@ class Host:
         self.paused = False
         self.running = True
         self.starts += 1
+        if self.world.tracer is not None:
+            self.world.tracer.line(self.index, "starts" if self.starts == 1 else f"starts, process number {self.starts}")
         node = factory(self)
         self.node = node
         node.start()
@@ -263,6 +266,8 @@ class Host:
         if self.paused:
             self._deferred.append((what, first, second))
             return
+        if self.world.tracer is not None:
+            self._trace(what, first, second)
         if what == RECEIVED:
             source: Host = first
             node.received(source.index, second)
@@ -296,6 +301,21 @@ class Host:
         now = self.world.now
         when = self._anchor + (self._wake_own - self._own_anchor) / self._rate
         self.wake_number = self.world.plan_wake(when if when > now else now, self)
+
+    def _trace(self, what: i64, first: Any, second: Any) -> None:
+        tracer = self.world.tracer
+        if tracer is None or what in (SYNCED, WRITABLE):
+            return
+        if what == RECEIVED:
+            tracer.line(self.index, f"takes, late, from {first.name}: {shortened(second)}")
+            return
+        name = first.remote_host.name
+        if what == STREAM_RECEIVED:
+            tracer.line(self.index, f"stream with {name}: reads {shortened(second)}")
+        elif what == CLOSED:
+            tracer.line(self.index, f"stream with {name}: ended: {second}")
+        else:
+            tracer.line(self.index, f"stream with {name}: {'accepted' if what == ACCEPTED else 'open'}")
 
     def _end_process(self) -> None:
         self.up = False

@@ -18,6 +18,7 @@ from mypy_extensions import i64
 
 from nearcast.errors import LocalProtocolError
 from nearcast.simulation.callbacks import ACCEPTED, CLOSED, OPENED, STREAM_RECEIVED, WRITABLE
+from nearcast.simulation.tracing import shortened
 
 if TYPE_CHECKING:
     from nearcast.simulation.hosts import Host
@@ -147,6 +148,8 @@ class Stream:
                 f"{self.host.name} has {len(self._buffer):,} bytes waiting for {self.remote_host.name}: "
                 "stop writing while a stream is congested"
             )
+        if self._world.tracer is not None:
+            self._trace(f"writes {shortened(data)}")
         self._buffer += data
         if len(self._buffer) > HIGH_WATER_BYTES:
             self._was_congested = True
@@ -162,6 +165,8 @@ class Stream:
             # Half open, or bytes are left that nobody will read: the kernel says so.
             self.reset()
             return
+        if self._world.tracer is not None:
+            self._trace("closes")
         self.state = CLOSING
         self._flush()
 
@@ -170,6 +175,8 @@ class Stream:
         self._finished = True
         if self.state == DEAD:
             return
+        if self._world.tracer is not None:
+            self._trace("resets")
         if self.state != CONNECTING:
             self._transmit(RST, self._next, b"")
         self._die()
@@ -190,6 +197,8 @@ class Stream:
     # --- what the host does ---
 
     def begin(self) -> None:
+        if self._world.tracer is not None:
+            self._trace(f"connects to port {self.port}")
         self._transmit(SYN, 0, b"")
         self._set_deadline(self._timeout_s)
 
@@ -500,7 +509,8 @@ class Stream:
             self._timed_end = -1
             self._next = self._acked
             self._set_deadline(self._timeout_s)
-            self._world.note_resent(self)
+            if self._world.tracer is not None:
+                self._trace("no answer, sends again")
             self._flush()
             return
         else:
@@ -515,6 +525,11 @@ class Stream:
         self._die()
         if tell:
             self.host.tell(CLOSED, self, reason)
+
+    def _trace(self, text: str) -> None:
+        tracer = self._world.tracer
+        if tracer is not None:
+            tracer.line(self.host.index, f"stream with {self.remote_host.name}: {text}")
 
     def _die(self) -> None:
         self.state = DEAD

@@ -8,6 +8,7 @@ objects.
 from __future__ import annotations
 
 import random
+import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -152,7 +153,7 @@ class World:
 
         Raises ``InvariantViolated`` where one is; a ``NodeFailed`` is one too, of a node that raised an exception.
         """
-        if not self._checking and self.invariants:
+        if not self._checking:
             self._checking = True
             self.agenda.plan(self.now + self.check_every_s, _CHECK, None, None, None)
         host: Host | None = None
@@ -221,7 +222,7 @@ class World:
         except Exception as error:
             if host is None:
                 raise
-            raise NodeFailed(f"{host.name} raised {type(error).__name__}: {error}", [host]) from error
+            raise _failure(host, error) from error
         if until > self.now:
             self.now = until
         self.cause = -1
@@ -236,7 +237,7 @@ class World:
                 except InvariantViolated:
                     raise
                 except Exception as error:
-                    raise NodeFailed(f"{host.name} raised {type(error).__name__}: {error}", [host]) from error
+                    raise _failure(host, error) from error
         for invariant in self.invariants:
             invariant.check()
         for invariant in self.invariants:
@@ -293,10 +294,6 @@ class World:
         """Put a packet on its way to the other end, which a first packet has yet to make."""
         self._transmit(stream.host, stream.remote_host, stream.remote, packet)
 
-    def note_resent(self, stream: Stream) -> None:
-        if self.tracer is not None:
-            self.tracer.line(stream.host.index, f"stream to {stream.remote_host.name}: no answer, sends again")
-
     # --- inside ---
 
     def _add_host(self, name: str, index: int) -> None:
@@ -341,6 +338,8 @@ class World:
         if host.boots != boots:
             return
         host.disk.flushed(operation)
+        if self.tracer is not None:
+            self.tracer.line(host.index, f"disk: everything before flush {token} is safe")
         if host.up and host.starts == starts:
             host.tell(SYNCED, token, None)
 
@@ -387,6 +386,13 @@ class World:
         else:
             why = self._faults.why_unreachable(source, target) if self._faults is not None else "no path leads there"
         tracer.lost(source, target, message, why)
+
+
+def _failure(host: Host, error: Exception) -> NodeFailed:
+    """An exception that a node let out, with the place it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return NodeFailed(f"{host.name} raised {type(error).__name__}: {error}{place}", [host])
 
 
 def _described(packet: Packet) -> str:

@@ -1,0 +1,183 @@
+"""One scenario, one seed, one run: build the world, let it run, say what came of it.
+
+A run is not traced. One that fails is run again with a tracer, which must end in the same way at the same event: the same code
+with the same seed has no other choice unless something in it is not determined by the seed, and then that is the finding.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nearcast.errors import ConfigError, InvariantViolated
+from nearcast.scenario.assembly import build_network
+from nearcast.scenario.drawing import draw
+from nearcast.scenario.events import Event
+from nearcast.scenario.expansion import topology_of
+from nearcast.scenario.scenario import Scenario
+from nearcast.simulation.faults import describe
+from nearcast.simulation.protocols import load_protocol
+from nearcast.simulation.stories import Story, tell
+from nearcast.simulation.streams import HEADER_BYTES
+from nearcast.simulation.tracing import Line, Tracer
+from nearcast.simulation.world import World
+
+Progress = Callable[[float, int], None]
+"""Told now and then: the virtual time reached, and how many events that took."""
+
+_SLICES = 100
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """What did not hold, and when."""
+
+    kind: str
+    """Name of the exception: ``InvariantViolated``, ``NodeFailed``, or one of the protocol's own."""
+
+    message: str
+    at_s: float
+    hosts: tuple[str, ...]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    scenario: str
+    seed: int
+    virtual_s: float
+    wall_s: float
+    events: int
+    digest: str
+    """Hash of every event: the same for the same run, wherever and however often."""
+
+    faults: tuple[str, ...]
+    """What went wrong on purpose, in words; the position is the number that ``--only`` takes."""
+
+    applied: tuple[int, ...]
+    """Numbers of the faults that were in this run: all, unless it was asked for fewer."""
+
+    violation: Violation | None
+    figures: dict[str, Any]
+    network: dict[str, int]
+    checkpoints: tuple[tuple[float, int, int], ...] = ()
+    story: Story | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.violation is None
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run may be asked for beside its seed."""
+
+    directory: str | None = None
+    """Where the scenario's file is; a protocol's path may be relative to it."""
+
+    only: tuple[int, ...] | None = None
+    """Numbers of the faults to apply; None applies all."""
+
+    max_events: int = 2_000_000_000
+
+
+def schedule(scenario: Scenario, seed: int) -> tuple[Event, ...]:
+    """Everything that is to happen to a deployment: what the scenario says and what the seed draws, by time."""
+    events = list(scenario.events)
+    if scenario.random_faults is not None:
+        topology = topology_of(scenario)
+        access = {name: host.access for host in topology.hosts for name in host.names()}
+        rng = random.Random(f"{seed}/faults")
+        events += draw(scenario.random_faults, topology.host_names(), scenario.duration_s, rng, access)
+    return tuple(sorted(events, key=lambda event: event.at_s))
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int = 1,
+    options: Options = Options(),  # noqa: B008 - frozen
+    *,
+    tracer: Tracer | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a scenario (with its topology loaded) once. A violated invariant is part of the outcome, not an exception."""
+    began = time.perf_counter()
+    topology = topology_of(scenario)
+    protocol = load_protocol(scenario.protocol, None if options.directory is None else Path(options.directory))
+    network, host_names = build_network(topology, random.Random(f"{seed}/network"))
+    world = World(network, seed, tracer, host_names)
+    world.segment_bytes = topology.mtu_bytes - HEADER_BYTES
+    world.max_events = options.max_events
+    world.invariants = protocol.build(world, scenario)
+    events = schedule(scenario, seed)
+    applied = tuple(range(len(events))) if options.only is None else _chosen(options.only, len(events))
+    for number in applied:
+        world.schedule(events[number])
+    end_s = scenario.duration_s + scenario.settle_s
+    violation: Violation | None = None
+    story: Story | None = None
+    try:
+        for slice_number in range(1, _SLICES + 1):
+            world.run(end_s * slice_number / _SLICES)
+            if progress is not None:
+                progress(world.now, world.events)
+        world.finish()
+    except InvariantViolated as error:
+        violation = Violation(kind=type(error).__name__, message=error.message, at_s=world.now, hosts=error.hosts)
+        if tracer is not None:
+            story = tell(tracer, [host.name for host in world.hosts], error.hosts, world.cause)
+    outcome = Outcome(
+        scenario=scenario.name,
+        seed=seed,
+        virtual_s=world.now,
+        wall_s=time.perf_counter() - began,
+        events=world.events,
+        digest=f"{world.digest:011x}",
+        faults=tuple(f"{event.at_s:.6f} s {describe(event)}" for event in events),
+        applied=applied,
+        violation=violation,
+        figures=protocol.report(),
+        network={name: getattr(network, name) for name in ("packets", "bytes", "lost", "full", "unreachable", "duplicated")},
+        checkpoints=tuple(world.checkpoints),
+        story=story,
+    )
+    world.close()
+    return outcome
+
+
+def replay(
+    scenario: Scenario,
+    first: Outcome,
+    options: Options = Options(),  # noqa: B008 - frozen
+    *,
+    sink: Callable[[Line], None] | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """The same run again, with the story of its end. ``difference`` tells whether it was the same."""
+    return simulate(scenario, first.seed, options, tracer=Tracer(sink=sink), progress=progress)
+
+
+def difference(first: Outcome, second: Outcome) -> str | None:
+    """How two runs of one seed differ, in words; None if they do not."""
+    if (first.digest, first.events, first.violation) == (second.digest, second.events, second.violation):
+        return None
+    before = 0.0
+    for one, other in zip(first.checkpoints, second.checkpoints, strict=False):
+        if one != other:
+            return f"they part between {before:g} s and {one[0]:g} s of virtual time"
+        before = one[0]
+    ends = [
+        f"{run.events:,} events, {'no violation' if run.violation is None else run.violation.message}"
+        for run in (first, second)
+    ]
+    return f"they part after {before:g} s of virtual time: {ends[0]} the first time, {ends[1]} the second"
+
+
+def _chosen(only: Sequence[int], count: int) -> tuple[int, ...]:
+    for number in only:
+        if not 0 <= number < count:
+            raise ConfigError(f"there is no fault {number}: this seed has {count} (numbers from 0)")
+    return tuple(sorted(set(only)))
