@@ -89,8 +89,12 @@ class Document:
     def _explain(self, message: str, kind: type[msgspec.Struct]) -> ConfigError:
         """msgspec's message with the key spelt out, its line, and the nearest valid key for a typing error."""
         message, _, place = message.partition(" - at `")
-        found = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", place.partition("$")[2].rstrip("`"))
-        steps: Steps = tuple(int(index) if index else name for name, index in found)
+        steps: Steps = ()
+        for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", place.partition("$")[2].rstrip("`")):
+            if index == "...":
+                steps = (*steps, *self._culprit(steps, kind))
+            else:
+                steps = (*steps, int(index) if index else name)
         field = re.search(r"`([^`]+)`", message)
         names_field = message.startswith(("`", "Object contains unknown field", "Object missing required field"))
         if field is not None and names_field:
@@ -108,10 +112,23 @@ class Document:
         elif message.startswith(("Invalid enum value", "Invalid value")):
             message = f"`{key}` must be {' or '.join(self._choices_at(steps, kind))}"
         else:
-            # A bare "`key`: expected `object`, got `str`" would speak msgspec's language; TOML's word is table.
-            told = f"{message[0].lower()}{message[1:]}".replace("`object`", "a table").replace("| object`", "| table`")
+            # msgspec speaks of JSON; TOML's word is table, and it has no null.
+            told = re.sub(r"\bobject\b", "table", message[0].lower() + message[1:]).replace(" | null`", "`")
             message = f"`{key}`: {told}" if key else told
         return self.refusal(steps, message)
+
+    def _culprit(self, steps: Steps, kind: Any) -> Steps:
+        """The key of a table of free names whose value is refused; msgspec does not say which."""
+        table: Any = self.data
+        for step in steps:
+            table = table[step]
+        arguments = typing.get_args(self._type_at(steps, kind))
+        for name, value in table.items():
+            try:
+                msgspec.convert(value, arguments[1])
+            except msgspec.ValidationError:
+                return (name,)
+        return ()
 
     def _choices_at(self, steps: Steps, kind: Any) -> list[str]:
         """What the value at ``steps`` may be, if that is a short list: a literal, or the tags of a union."""

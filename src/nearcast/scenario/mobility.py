@@ -171,8 +171,8 @@ def _handovers(
 
 
 class _Area:
-    """The rectangle around the sites, as a map of kilometres around its middle: exact enough for cities and countries, which is
-    what waypoints are for."""
+    """The rectangle around the sites, as a map of kilometres around its middle: exact enough for cities and countries,
+    which is what waypoints are for."""
 
     def __init__(self, places: list[tuple[float, float]], margin: float) -> None:
         self.south, self.north = _widened([place[0] for place in places], margin, 89.0)
