@@ -1,0 +1,218 @@
+"""One client of a workload: connects, subscribes, publishes when its schedule says so, and tells what happened.
+
+Owns the behaviour of a client when things go wrong. A first connection that fails is tried again. At QoS 0 a message that is
+due without a connection is skipped, as a sensor would; at QoS 1 and 2 it waits for the connection, until ``MAX_WAITING`` of a
+client do. Nothing is left out because time is short: a message that is sent late is sent all the same, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from nearcast.client import Backoff, Client, Message, SubscriptionRequest
+from nearcast.errors import ConnectionClosed, ConnectionRefused, NearcastError, RequestRefused
+from nearcast.load.spec import SharedClock
+from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5
+from nearcast.scenario import expansion
+from nearcast.scenario.identity import Identity, encode_identity, publisher_number
+
+MAX_WAITING = 1_000
+"""Unacknowledged messages of a client beyond which messages that are due are skipped."""
+
+TIMER_S = 0.0005
+"""Timers have a resolution of a millisecond: what is due within half of it is due."""
+
+SESSION_SECONDS = 86_400
+_BACKOFF = Backoff(initial_seconds=0.25, max_seconds=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message about to be sent, or skipped."""
+
+    client: expansion.Client
+    stream: int
+    number: int
+    """The stream's number, see :func:`~nearcast.scenario.identity.publisher_number`."""
+
+    sequence: int
+    due_ns: int
+    sent_ns: int
+
+
+class Observer(Protocol):
+    """Who is told what happens to the clients of a process."""
+
+    def published(self, message: Outgoing) -> None: ...
+
+    def acknowledged(self, message: Outgoing) -> None: ...
+
+    def refused(self, message: Outgoing, reason: str) -> None: ...
+
+    def skipped(self, message: Outgoing, reason: str) -> None: ...
+
+    def delivered(self, client: expansion.Client, message: Message) -> None: ...
+
+    def connected(self, client: expansion.Client) -> None: ...
+
+    def disconnected(self, client: expansion.Client, reason: str) -> None: ...
+
+    def subscribed(self, client: expansion.Client) -> None: ...
+
+    def failed_to_connect(self, client: expansion.Client, reason: str) -> None: ...
+
+
+class LoadClient:
+    """Runs one client until it is cancelled; :meth:`stop_publishing` before that lets it receive only."""
+
+    def __init__(
+        self,
+        description: expansion.Client,
+        url: str,
+        dues_s: list[Iterator[float]],
+        start_ns: int,
+        clock: SharedClock,
+        observer: Observer,
+        rng: random.Random,
+        connecting: asyncio.Semaphore,
+    ) -> None:
+        self._description = description
+        self._url = url
+        self._dues_s = dues_s
+        self._start_ns = start_ns
+        self._clock = clock
+        self._observer = observer
+        self._rng = rng
+        self._connecting = connecting
+        self._sequences = [0] * len(dues_s)
+        self._numbers = [publisher_number(description.name, stream) for stream in range(len(dues_s))]
+        self._pending: list[tuple[int, int]] = []
+        """When each stream is due next: nanoseconds and the stream."""
+        self._sending: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self.dropped = 0
+
+    @property
+    def waiting(self) -> int:
+        """Messages of QoS 1 and 2 without an answer."""
+        return len(self._sending)
+
+    def stop_publishing(self) -> None:
+        self._stopped = True
+
+    async def run(self) -> None:
+        await self._until(self._start_ns + int(self._description.start_s * 1e9))
+        for stream in range(len(self._dues_s)):
+            self._schedule(stream)
+        attempt = 0
+        try:
+            while True:
+                try:
+                    await self._connected_life()
+                    return
+                except (ConnectionClosed, ConnectionRefused, RequestRefused) as error:
+                    self._observer.failed_to_connect(self._description, str(error))
+                await asyncio.sleep(_BACKOFF.delay_seconds(attempt, self._rng))
+                attempt += 1
+        finally:
+            for task in self._sending:
+                task.cancel()
+
+    async def _connected_life(self) -> None:
+        description = self._description
+        client = Client(
+            self._url,
+            client_id=description.name,
+            version=MQTT_5 if description.protocol == "5.0" else MQTT_3_1_1,
+            clean_start=description.clean_start,
+            session_expiry_seconds=None if description.clean_start else SESSION_SECONDS,
+            keep_alive_seconds=description.keepalive_s,
+            reconnect=_BACKOFF,
+            rng=self._rng,
+            on_connection=self._on_connection,
+        )
+        async with self._connecting:
+            await client.__aenter__()
+        try:
+            if description.subscribe:
+                await client.subscribe(*(SubscriptionRequest(wanted.filter, wanted.qos) for wanted in description.subscribe))
+                self._observer.subscribed(description)
+            async with asyncio.TaskGroup() as group:
+                if self._pending:
+                    group.create_task(self._publish(client), name=f"{description.name} publishes")
+                group.create_task(self._receive(client), name=f"{description.name} receives")
+        except* NearcastError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self.dropped += client.messages.dropped
+            await client.__aexit__(None, None, None)
+
+    def _on_connection(self, reason: str | None) -> None:
+        if reason is None:
+            self._observer.connected(self._description)
+        else:
+            self._observer.disconnected(self._description, reason)
+
+    async def _receive(self, client: Client) -> None:
+        async for message in client.messages:
+            self._observer.delivered(self._description, message)
+
+    # -- publishing --------------------------------------------------------------------------------------------------------
+
+    def _schedule(self, stream: int) -> None:
+        due_s = next(self._dues_s[stream], None)
+        if due_s is not None:
+            heapq.heappush(self._pending, (self._start_ns + int(due_s * 1e9), stream))
+
+    async def _until(self, moment_ns: int) -> None:
+        # Again, because a timer may come early, and because this clock is not the loop's.
+        while (remaining_s := (moment_ns - self._clock.now_ns()) / 1e9) > TIMER_S:  # noqa: ASYNC110
+            await asyncio.sleep(remaining_s)
+
+    async def _publish(self, client: Client) -> None:
+        while self._pending:
+            due_ns, stream = self._pending[0]
+            await self._until(due_ns)
+            if self._stopped:
+                return
+            heapq.heappop(self._pending)
+            await self._send(client, stream, due_ns)
+            self._schedule(stream)
+
+    async def _send(self, client: Client, stream: int, due_ns: int) -> None:
+        description = self._description
+        publishing = description.publish[stream]
+        sequence = self._sequences[stream]
+        self._sequences[stream] += 1
+        number = self._numbers[stream]
+        message = Outgoing(description, stream, number, sequence, due_ns, self._clock.now_ns())
+        if publishing.qos == 0 and not client.connected:
+            self._observer.skipped(message, "no connection")
+            return
+        if len(self._sending) >= MAX_WAITING:
+            self._observer.skipped(message, f"{MAX_WAITING} messages of this client wait already")
+            return
+        payload = encode_identity(Identity(number, sequence, message.sent_ns), publishing.payload_bytes)
+        self._observer.published(message)
+        if publishing.qos == 0:
+            await client.publish(publishing.topic, payload, 0, publishing.retain)
+        else:
+            task = asyncio.create_task(self._acknowledged(client, message, payload), name=f"{description.name} {sequence}")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _acknowledged(self, client: Client, message: Outgoing, payload: bytes) -> None:
+        publishing = message.client.publish[message.stream]
+        try:
+            await client.publish(publishing.topic, payload, publishing.qos, publishing.retain)
+        except RequestRefused as error:
+            self._observer.refused(message, str(error))
+        except NearcastError:
+            pass  # the connection is over for good: the message stays unacknowledged, and is counted as such
+        else:
+            self._observer.acknowledged(message)

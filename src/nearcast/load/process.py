@@ -1,0 +1,293 @@
+"""All clients of one host in one event loop: starts them together, counts and records, ends in time or on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import resource
+import signal
+import time
+
+import uvloop
+
+from nearcast.client import Message
+from nearcast.errors import ConfigError, NearcastError
+from nearcast.load.clients import LoadClient, Outgoing
+from nearcast.load.spec import LoadSpec, SharedClock
+from nearcast.load.tally import Histogram, LoadSummary, Received
+from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
+from nearcast.scenario import expansion
+from nearcast.scenario.expansion import expand_clients
+from nearcast.scenario.identity import decode_identity, publisher_number
+from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.schedule import Schedule
+
+CONNECTING_AT_ONCE = 100
+"""Connections being opened at the same time: a thousand SYNs at once overflow a listener's queue, and cost a second each."""
+
+FLUSH_S = 1.0
+SPARE_DESCRIPTORS = 64
+
+
+def run_load(spec: LoadSpec) -> LoadSummary:
+    """Run the clients of a specification (see :func:`~nearcast.load.spec.read_spec`) until the scenario is over or SIGTERM or
+    SIGINT comes. What fails meanwhile is in the summary."""
+    return uvloop.run(_Load(spec).run())
+
+
+class _Load:
+    """Counts, records, and ends. It is the :class:`~nearcast.load.clients.Observer` of its clients."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        if not isinstance(spec.scenario, Scenario):
+            raise ConfigError("the scenario is only a name: read the specification with read_spec")
+        self._spec = spec
+        self._scenario = spec.scenario
+        self._clock = SharedClock(spec.clock_offset_ns)
+        everyone = expand_clients(self._scenario)
+        self._descriptions = [client for client in everyone if spec.host is None or client.host == spec.host]
+        self._streams = {
+            publisher_number(client.name, stream): (client.name, stream)
+            for client in everyone
+            for stream in range(len(client.publish))
+        }
+        self._require_descriptors(len(self._descriptions))
+        self._events = None if spec.events is None else EventWriter(spec.events, spec.run, source=spec.host or "load")
+        self._late_ns = int(spec.late_ms * 1e6)
+        self._received: dict[tuple[str, int], Received] = {}
+        self._ending = False
+        self._failure: Exception | None = None
+        self._over = asyncio.Event()
+        self.sent = self.acknowledgements = self.refusals = self.skips = self.deliveries = self.duplicates = 0
+        self.foreign = self.late = self.connections = self.connection_failures = self.disconnections = 0
+        self._latency, self._acknowledgement, self._lag = Histogram(), Histogram(), Histogram()
+
+    async def run(self) -> LoadSummary:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._over.set)
+        began, began_cpu = time.monotonic(), time.process_time()
+        ready_ns = self._clock.now_ns()
+        start_ns = ready_ns if self._spec.start_ns is None else self._spec.start_ns
+        end_ns = start_ns + int((self._scenario.duration_s + self._scenario.settle_s) * 1e9)
+        connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
+        clients = [self._client(description, start_ns, connecting) for description in self._descriptions]
+        # What is there now stays; looking through it again and again would hold everything up.
+        gc.collect()
+        gc.freeze()
+        tasks = [
+            loop.create_task(client.run(), name=description.name)
+            for client, description in zip(clients, self._descriptions, strict=True)
+        ]
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
+        flushing = loop.create_task(self._flush(), name="recording")
+        complete = False
+        try:
+            async with asyncio.timeout((end_ns - self._clock.now_ns()) / 1e9):
+                await self._over.wait()
+        except TimeoutError:
+            complete = True
+        for client in clients:
+            client.stop_publishing()
+        waiting = sum(client.waiting for client in clients)
+        self._ending = True
+        for task in (*tasks, flushing):
+            task.cancel()
+        await asyncio.gather(*tasks, flushing, return_exceptions=True)
+        self._close_events()
+        gc.unfreeze()
+        elapsed = time.monotonic() - began
+        return LoadSummary(
+            run=self._spec.run,
+            host=self._spec.host,
+            complete=complete and self._failure is None,
+            error=None if self._failure is None else " ".join(str(self._failure).split()),
+            clients=len(clients),
+            connections=self.connections,
+            connection_failures=self.connection_failures,
+            disconnections=self.disconnections,
+            sent=self.sent,
+            acknowledged=self.acknowledgements,
+            refused=self.refusals,
+            skipped=self.skips,
+            unacknowledged=waiting,
+            delivered=self.deliveries,
+            duplicated=self.duplicates,
+            lost=sum(received.missing for received in self._received.values()),
+            dropped=sum(client.dropped for client in clients),
+            foreign=self.foreign,
+            latency=self._latency.times(),
+            acknowledgement=self._acknowledgement.times(),
+            lag=self._lag.times(),
+            late=self.late,
+            started_late_ms=round(max(0, ready_ns - start_ns) / 1e6, 3),
+            recorded=0 if self._events is None else self._events.rows,
+            recording_stalled_ms=0.0 if self._events is None else round(self._events.stalled_s * 1e3, 3),
+            cpu_share=round((time.process_time() - began_cpu) / max(elapsed, 1e-9), 3),
+        )
+
+    def _client(self, description: expansion.Client, start_ns: int, connecting: asyncio.Semaphore) -> LoadClient:
+        address = self._spec.addresses.get(description.broker, description.broker)
+        url = f"mqtt://{address}" if ":" in address else f"mqtt://{address}:{description.port}"
+        seed = f"{self._spec.seed}/{description.name}"
+        dues = [
+            iter(Schedule(publishing, description.start_s, description.stop_s, random.Random(f"{seed}/{stream}")))
+            for stream, publishing in enumerate(description.publish)
+        ]
+        rng = random.Random(f"{seed}/load")
+        return LoadClient(description, url, dues, start_ns, self._clock, self, rng, connecting)
+
+    def _require_descriptors(self, clients: int) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if clients + SPARE_DESCRIPTORS > hard:
+            raise ConfigError(
+                f"{clients:,} clients need as many file descriptors and this process may have {hard:,}: raise `ulimit -n`, or "
+                "spread the clients over more hosts"
+            )
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A client's task ends by cancellation, at the end; anything else ends the load."""
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception())
+
+    def _fail(self, error: BaseException | None) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if self._failure is None:
+            internal = NearcastError(f"internal error: {error!r}")
+            self._failure = error if isinstance(error, NearcastError) else internal
+        self._over.set()
+
+    async def _flush(self) -> None:
+        """Events of quiet clients reach the disk too."""
+        while self._events is not None:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                self._events.flush()
+            except NearcastError as error:
+                self._fail(error)
+                return
+
+    def _close_events(self) -> None:
+        if self._events is not None:
+            try:
+                self._events.close()
+            except NearcastError as error:
+                self._failure = self._failure or error
+
+    def _record(self, event: MessageEvent) -> None:
+        if self._events is not None:
+            try:
+                self._events.write(event)
+            except NearcastError as error:
+                self._fail(error)
+
+    # -- what the clients tell ---------------------------------------------------------------------------------------------
+
+    def published(self, message: Outgoing) -> None:
+        self.sent += 1
+        lag_ns = max(0, message.sent_ns - message.due_ns)
+        self._lag.add(lag_ns)
+        self.late += lag_ns >= self._late_ns
+        self._record_outgoing("published", message, message.sent_ns)
+
+    def acknowledged(self, message: Outgoing) -> None:
+        now_ns = self._clock.now_ns()
+        self.acknowledgements += 1
+        self._acknowledgement.add(now_ns - message.sent_ns)
+        self._record_outgoing("acknowledged", message, now_ns)
+
+    def refused(self, message: Outgoing, reason: str) -> None:
+        self.refusals += 1
+        self._record_outgoing("refused", message, self._clock.now_ns(), reason)
+
+    def skipped(self, message: Outgoing, reason: str) -> None:
+        self.skips += 1
+        self._record_outgoing("skipped", message, self._clock.now_ns(), reason)
+
+    def delivered(self, client: expansion.Client, message: Message) -> None:
+        now_ns = self._clock.now_ns()
+        identity = decode_identity(message.payload)
+        stream = None if identity is None else self._streams.get(identity.publisher)
+        if identity is None or stream is None:
+            self.foreign += 1
+            return
+        self.deliveries += 1
+        key = (client.name, identity.publisher)
+        received = self._received.get(key)
+        if received is None:
+            received = self._received[key] = Received()
+        if not received.add(identity.sequence):
+            self.duplicates += 1
+        elif not message.retain:
+            self._latency.add(now_ns - identity.sent_ns)
+        if self._events is None:
+            return
+        self._record(
+            MessageEvent(
+                kind="delivered",
+                at_ns=now_ns,
+                client=client.name,
+                message_id=message_id(identity.publisher, identity.sequence),
+                stream=stream[1],
+                sequence=identity.sequence,
+                topic=message.topic,
+                publisher=stream[0],
+                subscriber=client.name,
+                sent_ns=identity.sent_ns,
+                received_ns=now_ns,
+                qos=message.qos,
+                retained=message.retain,
+                size_bytes=len(message.payload),
+                path=(client.broker,),
+            )
+        )
+
+    def connected(self, client: expansion.Client) -> None:
+        self.connections += 1
+        self._record_connection("connected", client, None)
+
+    def subscribed(self, client: expansion.Client) -> None:
+        self._record_connection("subscribed", client, None)
+
+    def disconnected(self, client: expansion.Client, reason: str) -> None:
+        if not self._ending:
+            self.disconnections += 1
+            self._record_connection("disconnected", client, reason)
+
+    def failed_to_connect(self, client: expansion.Client, reason: str) -> None:
+        self.connection_failures += 1
+        self._record_connection("unconnected", client, reason)
+
+    def _record_outgoing(self, kind: Kind, message: Outgoing, at_ns: int, reason: str | None = None) -> None:
+        if self._events is None:
+            return
+        publishing = message.client.publish[message.stream]
+        self._record(
+            MessageEvent(
+                kind=kind,
+                at_ns=at_ns,
+                client=message.client.name,
+                message_id=message_id(message.number, message.sequence),
+                stream=message.stream,
+                sequence=message.sequence,
+                topic=publishing.topic,
+                publisher=message.client.name,
+                due_ns=message.due_ns,
+                sent_ns=None if kind == "skipped" else message.sent_ns,
+                qos=publishing.qos,
+                retained=publishing.retain,
+                size_bytes=publishing.payload_bytes,
+                path=(message.client.broker,),
+                reason=reason,
+            )
+        )
+
+    def _record_connection(self, kind: Kind, client: expansion.Client, reason: str | None) -> None:
+        if self._events is not None:
+            self._record(
+                MessageEvent(kind=kind, at_ns=self._clock.now_ns(), client=client.name, path=(client.broker,), reason=reason)
+            )

@@ -1,0 +1,227 @@
+"""The clients of a scenario against a real broker: what they do, record and say at the end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nearcast.load import LoadSpec
+from nearcast.recording import check, read_events
+from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.topology import Host, Site, Topology
+from nearcast.scenario.workload import Clients, Publishing, Subscribing
+from tests.integration.brokers import NearcastBroker
+
+pytestmark = pytest.mark.integration
+
+MAX_FILE_BLOCKS = 8
+"""Of 512 or 1,024 bytes, as the shell likes: less than the first file of a recording needs."""
+
+TOPOLOGY = Topology(
+    name="t",
+    sites=(Site(name="here"),),
+    hosts=(Host(name="broker", site="here"), Host(name="left", site="here"), Host(name="right", site="here")),
+)
+
+
+def scenario(*clients: Clients, duration_s: float = 1.5, settle_s: float = 0.5) -> Scenario:
+    return Scenario(
+        name="load",
+        topology=TOPOLOGY,
+        brokers=(Broker(host="broker"),),
+        clients=clients,
+        duration_s=duration_s,
+        settle_s=settle_s,
+    )
+
+
+def group(name: str, host: str = "left", **rest: Any) -> Clients:
+    return Clients(name=name, host=host, broker="broker", **rest)
+
+
+_started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """A test that fails leaves no load behind."""
+    yield
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def start(directory: Path, spec: LoadSpec, limit: str = "") -> subprocess.Popen[str]:
+    path = directory / f"{spec.host or 'all'}.json"
+    path.write_bytes(msgspec.json.encode(spec))
+    program = shlex.join([sys.executable, "-W", "error", "-m", "nearcast.load", str(path)])
+    command = ["sh", "-c", f"{limit}exec {program}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _started.append(process)
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert err == ""
+    summary: dict[str, Any] = json.loads(out)
+    return summary
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+
+
+def here(broker: NearcastBroker) -> dict[str, str]:
+    return {"broker": f"127.0.0.1:{broker.port()}"}
+
+
+def test_two_hosts_exchange_messages_and_every_one_is_accounted_for(tmp_path: Path) -> None:
+    load = scenario(
+        group("sub", "right", count=5, subscribe=(Subscribing(filter="s/#", qos=1),), protocol="3.1.1"),
+        group(
+            "pub",
+            count=20,
+            start_s=0.7,
+            publish=(
+                Publishing(topic="s/{client}", rate_hz=20, qos=1, payload_bytes=64),
+                Publishing(topic="s/{index}/second", rate_hz=10, poisson=True, qos=2),
+            ),
+        ),
+        duration_s=2.2,
+        settle_s=1.0,
+    )
+    with NearcastBroker(tmp_path) as broker:
+        offset = time.time_ns() - time.monotonic_ns()
+        spec = LoadSpec(
+            scenario=load,
+            run="two hosts",
+            start_ns=time.time_ns() + 500_000_000,
+            clock_offset_ns=offset,
+            addresses=here(broker),
+            events=str(tmp_path / "events"),
+        )
+        left = start(tmp_path, msgspec.structs.replace(spec, host="left"))
+        right = start(tmp_path, msgspec.structs.replace(spec, host="right"))
+        sent, got = finish(left), finish(right)
+    assert sent["complete"]
+    assert got["complete"]
+    assert sent["clients"] == sent["connections"] == 20
+    assert sent["sent"] > 300
+    assert sent["sent"] == sent["acknowledged"]
+    assert got["delivered"] == 5 * sent["sent"]
+    assert sent["lost"] == got["lost"] == got["duplicated"] == sent["unacknowledged"] == got["foreign"] == 0
+    assert 0 < got["latency"]["p50_ms"] <= got["latency"]["p99_ms"] <= got["latency"]["max_ms"]
+    assert sent["lag"]["count"] == sent["sent"]
+
+    found = check(tmp_path / "events")
+    assert found.problems == ()
+    assert found.kinds["published"] == found.kinds["acknowledged"] == sent["sent"]
+    assert found.kinds["delivered"] == got["delivered"]
+    assert found.kinds["subscribed"] == 5
+    events = list(read_events(tmp_path / "events"))
+    published = {event.message_id: event for event in events if event.kind == "published"}
+    assert len(published) == sent["sent"]
+    for event in events:
+        if event.kind == "delivered":
+            origin = published[event.message_id]
+            assert (event.publisher, event.stream, event.sequence) == (origin.publisher, origin.stream, origin.sequence)
+            assert (event.topic, event.sent_ns, event.size_bytes) == (origin.topic, origin.sent_ns, origin.size_bytes)
+            assert event.received_ns is not None
+            assert event.sent_ns is not None
+            assert event.received_ns > event.sent_ns
+            assert event.path == ("broker",)
+
+
+def test_clients_come_back_after_the_broker_was_killed_and_say_what_that_cost(tmp_path: Path) -> None:
+    load = scenario(
+        group("sub", count=3, subscribe=(Subscribing(filter="s/#", qos=1),), clean_start=False),
+        group("one", start_s=0.5, publish=(Publishing(topic="s/1", rate_hz=50, qos=1),), clean_start=False),
+        group("zero", start_s=0.5, publish=(Publishing(topic="s/0", rate_hz=50),)),
+        duration_s=4.0,
+        settle_s=3.0,
+    )
+    with NearcastBroker(tmp_path, data=True) as broker:
+        process = start(tmp_path, LoadSpec(scenario=load, addresses=here(broker), events=str(tmp_path / "events")))
+        wait_for(lambda: broker.metric("messages_received_total", qos="0") > 50, "messages flow")
+        broker.kill()
+        broker.start()
+        summary = finish(process)
+    assert summary["disconnections"] == 5
+    assert summary["connections"] == 10
+    assert summary["acknowledged"] > 100
+    assert summary["unacknowledged"] == 0
+    kinds = check(tmp_path / "events").kinds
+    assert kinds["disconnected"] == 5
+    assert kinds.get("skipped", 0) == summary["skipped"]
+    events = list(read_events(tmp_path / "events"))
+    acknowledged = {event.message_id for event in events if event.kind == "acknowledged"}
+    for number in (1, 2, 3):
+        delivered = {event.message_id for event in events if event.kind == "delivered" and event.client == f"sub-{number}"}
+        assert acknowledged <= delivered, "what was acknowledged at QoS 1 was delivered, over the crash"
+
+
+def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    load = scenario(group("c", publish=(Publishing(topic="t", rate_hz=20, qos=1),)), duration_s=3.0)
+    broker = NearcastBroker(tmp_path)
+    with broker:
+        addresses = here(broker)
+    process = start(tmp_path, LoadSpec(scenario=load, addresses=addresses, events=str(tmp_path / "events")))
+    wait_for(
+        lambda: any(name.name.startswith(".") for name in (tmp_path / "events").glob("*")), "a failed attempt is recorded"
+    )
+    with broker:
+        summary = finish(process)
+    assert summary["connection_failures"] >= 1
+    assert summary["acknowledged"] == summary["sent"] > 0
+    assert summary["late"] > 0, "what was due before there was a connection was sent late, and that is said"
+
+
+def test_sigterm_ends_it_with_a_summary_and_whole_files(tmp_path: Path) -> None:
+    load = scenario(
+        group("both", count=10, publish=(Publishing(topic="t", rate_hz=50),), subscribe=(Subscribing(filter="t"),)),
+        duration_s=600.0,
+    )
+    with NearcastBroker(tmp_path) as broker:
+        process = start(tmp_path, LoadSpec(scenario=load, addresses=here(broker), events=str(tmp_path / "events")))
+        wait_for(lambda: broker.metric("messages_received_total", qos="0") > 100, "messages flow")
+        process.send_signal(signal.SIGTERM)
+        summary = finish(process)
+    assert not summary["complete"]
+    assert summary["error"] is None
+    assert summary["sent"] > 100
+    found = check(tmp_path / "events")
+    assert (found.problems, found.unfinished) == ((), ())
+    assert found.rows == summary["recorded"]
+
+
+def test_a_disk_that_takes_no_more_ends_the_load_with_one_line(tmp_path: Path) -> None:
+    load = scenario(
+        group("both", count=50, publish=(Publishing(topic="t", rate_hz=40),), subscribe=(Subscribing(filter="t"),)),
+        duration_s=60.0,
+    )
+    with NearcastBroker(tmp_path) as broker:
+        spec = LoadSpec(scenario=load, addresses=here(broker), events=str(tmp_path / "events"))
+        process = start(tmp_path, spec, limit=f"ulimit -f {MAX_FILE_BLOCKS}; ")
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "events cannot be recorded: File too large; make room or record elsewhere" in err
+    assert err.count("\n") == 1
+    assert not json.loads(out)["complete"]
+    assert list((tmp_path / "events").iterdir()) == [], "no half file"
