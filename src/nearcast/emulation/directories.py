@@ -1,0 +1,154 @@
+"""Where running WANs are found: one private directory per user, in it one per WAN, and what becomes of a dead one's.
+
+``/tmp/nearcast-UID/NAME`` holds the control socket, the specification and, unless told otherwise, logs and data. Whether a WAN
+is alive is asked of the kernel, not of a process number: launcher and keeper hold a lock on ``NAME/lock`` that ends with them.
+A directory whose lock nobody holds is left over from something that was killed, and is removed by whoever meets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearcast.errors import NearcastError
+
+#: The names of hosts, processes and WANs become parts of paths; with this bound a socket's path fits its 107 bytes.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+
+SOCKET = "control.sock"
+SPECIFICATION = "specification.json"
+_LOCK = "lock"
+
+
+def default_base() -> Path:
+    """The directory of this user's WANs."""
+    return Path(f"/tmp/nearcast-{os.getuid()}")  # noqa: S108  # checked below: a directory of ours that nobody else can write
+
+
+@dataclass(frozen=True)
+class WanDirectory:
+    """The directory of one WAN."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def socket(self) -> Path:
+        return self.path / SOCKET
+
+    @property
+    def specification(self) -> Path:
+        return self.path / SPECIFICATION
+
+    def is_alive(self) -> bool:
+        """Whether a launcher or keeper holds the lock."""
+        try:
+            descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def remove(self) -> None:
+        """Remove it and all in it; a file that cannot be removed is left."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def release(self, lock: int) -> None:
+        """Remove it if it is still the one that this lock is of: another WAN may have taken the name since."""
+        with contextlib.suppress(NearcastError, OSError), _guarded(self.path.parent):
+            if os.path.samestat(os.fstat(lock), os.stat(self.path / _LOCK)):
+                self.remove()
+
+    def remove_if_dead(self) -> None:
+        """Remove it unless a launcher or keeper is alive."""
+        with contextlib.suppress(NearcastError, OSError), _guarded(self.path.parent):
+            if self.path.exists() and not self.is_alive():
+                self.remove()
+
+
+def reserve(base: Path, name: str) -> tuple[WanDirectory, int]:
+    """Make the directory of a new WAN; returns it with the descriptor of its lock, held exclusively.
+
+    The lock lives as long as any copy of the descriptor.
+    """
+    if NAME.fullmatch(name) is None:
+        raise NearcastError(f"{name!r} cannot name a WAN: use up to 40 letters, digits, - and _")
+    with _guarded(base):
+        directory = WanDirectory(base / name)
+        if directory.path.exists():
+            if directory.is_alive():
+                raise NearcastError(
+                    f"a WAN called {name} is running already: end it with `nearcast wan down {name}`, or use another --name"
+                )
+            directory.remove()
+        directory.path.mkdir(mode=0o700)
+        descriptor = os.open(directory.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return directory, descriptor
+
+
+def running(base: Path) -> list[WanDirectory]:
+    """The WANs that are alive, by name. What dead ones left is removed."""
+    if not base.exists():
+        return []
+    alive = []
+    with _guarded(base):
+        for path in sorted(base.iterdir()):
+            if not path.is_dir() or path.is_symlink():
+                continue
+            directory = WanDirectory(path)
+            if directory.is_alive():
+                alive.append(directory)
+            else:
+                directory.remove()
+    return alive
+
+
+def find(base: Path, name: str | None) -> WanDirectory:
+    """The running WAN of that name; without a name, the only one there is."""
+    alive = running(base)
+    if name is None:
+        if len(alive) == 1:
+            return alive[0]
+        if not alive:
+            raise NearcastError("no WAN is running: start one with `nearcast wan up TOPOLOGY`")
+        raise NearcastError(f"several WANs are running ({', '.join(wan.name for wan in alive)}): say which with --name")
+    for directory in alive:
+        if directory.name == name:
+            return directory
+    others = f"; running: {', '.join(wan.name for wan in alive)}" if alive else "; none is"
+    raise NearcastError(f"no WAN called {name} is running{others}")
+
+
+@contextlib.contextmanager
+def _guarded(base: Path) -> Iterator[None]:
+    """Nobody else makes or removes directories of WANs meanwhile; the base is there and private."""
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Of the directory itself, not of what a link in its place leads to: /tmp is everybody's.
+        found = base.lstat()
+    except OSError as error:
+        raise NearcastError(f"cannot use {base} for running WANs: {error.strerror}; name another directory") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NearcastError(f"{base} is not a private directory of this user: remove it, or name another directory")
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
