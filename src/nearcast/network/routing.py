@@ -14,7 +14,7 @@ from mypy_extensions import i64
 
 from nearcast.network.links import Link
 
-_TREE_CELLS: Final = 16_000_000
+TREE_CELLS: Final = 16_000_000
 """Bound on remembered predecessors over all trees: 64 MB. Beyond it trees are forgotten and computed again when needed."""
 
 
@@ -28,6 +28,7 @@ class Graph:
         self._neighbours: dict[int, list[int]] = {}
         self._trees: dict[int, array[int]] = {}
         self._component: list[int] = []
+        self._tree_cells = TREE_CELLS
 
     def find(self, a: i64, b: i64) -> Link | None:
         return self.links.get(a * self.size + b)
@@ -60,7 +61,7 @@ class Graph:
             return None
         tree = self._trees.get(a)
         if tree is None:
-            if len(self._trees) * self.size > _TREE_CELLS:
+            if len(self._trees) * self.size > self._tree_cells:
                 self._trees.clear()
             tree = self._trees[a] = self._tree(a)
         if tree[b] < 0:
