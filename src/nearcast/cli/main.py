@@ -44,6 +44,7 @@ SUBCOMMANDS = (
     Subcommand("passwd", "nearcast.broker.commands", "Manage the broker's password file."),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
+    Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay by seed."),
     Subcommand("bench", "nearcast.bench.commands", "Generate load and compare brokers.", group=True),
 )
 

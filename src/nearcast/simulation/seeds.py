@@ -1,0 +1,91 @@
+"""Many seeds of one scenario, in several processes if asked to. Each seed's run knows nothing of the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+
+import msgspec
+
+from nearcast.errors import NearcastError, SimulationLimit
+from nearcast.scenario.scenario import Scenario
+from nearcast.simulation.runs import Options, Outcome, difference, simulate
+
+Finished = Callable[[Outcome], None]
+
+
+class _Task(msgspec.Struct, frozen=True):
+    scenario: Scenario
+    seed: int
+    options: Options
+    verify: bool
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    outcome: Outcome | None
+    error: str | None
+
+
+def run_seeds(
+    scenario: Scenario,
+    seeds: Sequence[int],
+    options: Options = Options(),  # noqa: B008 - frozen
+    *,
+    jobs: int = 1,
+    verify: bool = False,
+    finished: Finished | None = None,
+) -> list[Outcome]:
+    """An outcome for every seed, in their order. ``verify`` runs each twice, and a difference is an error: something in the
+    protocol is not determined by the seed."""
+    found: dict[int, Outcome] = {}
+    for answer in _answers([_Task(scenario, seed, options, verify) for seed in seeds], jobs):
+        if answer.outcome is None:
+            raise SimulationLimit(answer.error or "a run failed")
+        found[answer.outcome.seed] = answer.outcome
+        if finished is not None:
+            finished(answer.outcome)
+    return [found[seed] for seed in seeds]
+
+
+def run_verified(scenario: Scenario, seed: int, options: Options) -> Outcome:
+    """One seed, twice; NearcastError if the two differ."""
+    first = simulate(scenario, seed, options)
+    parted = difference(first, simulate(scenario, seed, options))
+    if parted is not None:
+        raise NearcastError(nondeterminism(seed, parted))
+    return first
+
+
+def nondeterminism(seed: int, parted: str) -> str:
+    return (
+        f"seed {seed} does not determine the run: run twice, {parted}. Look in the protocol for time.time(), functions of the "
+        "random module, id(), hash() of text or iteration over sets of text, and state that outlives a run"
+    )
+
+
+def _answers(tasks: Sequence[_Task], jobs: int) -> Iterator[_Answer]:
+    if jobs <= 1 or len(tasks) <= 1:
+        yield from map(_work, tasks)
+        return
+    # A fresh interpreter for each: what threads or sockets this process has is not copied into them.
+    executor = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures: list[Future[_Answer]] = [executor.submit(_work, task) for task in tasks]
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise NearcastError("a process that simulated was killed, perhaps for lack of memory: try --jobs 1") from error
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _work(task: _Task) -> _Answer:
+    try:
+        if task.verify:
+            return _Answer(run_verified(task.scenario, task.seed, task.options), None)
+        return _Answer(simulate(task.scenario, task.seed, task.options), None)
+    except NearcastError as error:
+        # As text: not every exception survives the way back from another process.
+        return _Answer(None, f"seed {task.seed}: {error}")
