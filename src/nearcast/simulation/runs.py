@@ -22,6 +22,7 @@ from nearcast.scenario.events import Event
 from nearcast.scenario.expansion import topology_of
 from nearcast.scenario.scenario import Scenario
 from nearcast.simulation.faults import describe
+from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.protocols import load_protocol
 from nearcast.simulation.stories import Story, tell
 from nearcast.simulation.streams import HEADER_BYTES
@@ -103,8 +104,11 @@ def simulate(
     *,
     tracer: Tracer | None = None,
     progress: Progress | None = None,
+    observers: Sequence[Invariant] = (),
 ) -> Outcome:
-    """Run a scenario (with its topology loaded) once. A violated invariant is part of the outcome, not an exception."""
+    """Run a scenario (with its topology loaded) once. A violated invariant is part of the outcome, not an exception.
+
+    ``observers`` see what the protocol's own invariants see: to record a run, or to hold it to more."""
     began = time.perf_counter()
     topology = topology_of(scenario)
     protocol = load_protocol(scenario.protocol, None if options.directory is None else Path(options.directory))
@@ -112,7 +116,7 @@ def simulate(
     world = World(network, seed, tracer, host_names)
     world.segment_bytes = topology.mtu_bytes - HEADER_BYTES
     world.max_events = options.max_events
-    world.invariants = protocol.build(world, scenario)
+    world.invariants = [*protocol.build(world, scenario), *observers]
     events = schedule(scenario, seed)
     applied = tuple(range(len(events))) if options.only is None else _chosen(options.only, len(events))
     for number in applied:
