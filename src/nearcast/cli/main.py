@@ -24,6 +24,8 @@ _EXAMPLES = (
     "nearcast broker                         [dim]a broker for this machine[/dim]",
     "nearcast sub 'sensors/#' -v             [dim]show what arrives[/dim]",
     "nearcast pub -t sensors/door -m open    [dim]send something[/dim]",
+    "nearcast simulate mqtt --seeds 20       [dim]a broker and its faults, in virtual time[/dim]",
+    "nearcast wan up iov                     [dim]distances and cuts for real programs[/dim]",
     "nearcast COMMAND --help                 [dim]everything a command can do[/dim]",
 )
 
@@ -45,6 +47,9 @@ SUBCOMMANDS = (
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
     Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay by seed."),
+    Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay a run by its seed."),
+    Subcommand("wan", "nearcast.cli.wan", "Run real programs on an emulated wide-area network.", group=True),
+    Subcommand("experiment", "nearcast.cli.experiment", "Run an experiment by name and hold it to its bars."),
     Subcommand("bench", "nearcast.bench.commands", "Generate load and compare brokers.", group=True),
 )
 
