@@ -52,6 +52,14 @@ def test_waiting_counts_also_in_pieces() -> None:
     assert transmitter.book(95.0, 8.0, 10.0, 0.0) == 113.0
 
 
+def test_what_is_still_being_sent_is_not_forgotten() -> None:
+    transmitter = Transmitter()
+    transmitter.book(5.0, 4.0, FOREVER, 0.0)
+    transmitter.book(20.0, 1.0, FOREVER, 0.0)
+    transmitter.book(40.0, 1.0, FOREVER, 8.5)
+    assert transmitter.book(8.5, 1.0, FOREVER, 8.5) == 10.0
+
+
 def test_a_busy_transmitter_forgets_what_is_past() -> None:
     transmitter = Transmitter()
     for step in range(10_000):
@@ -82,6 +90,13 @@ def test_what_is_past_still_holds_back_what_follows() -> None:
     sequencer.order(1.0, 50.0, 0.0)
     sequencer.order(100.0, 110.0, 0.0)
     sequencer.order(101.0, 111.0, 2.0)  # forgets the first two as places, not as a bound
+    assert sequencer.order(3.0, 4.0, 3.0) == 50.0
+
+
+def test_what_set_out_just_now_holds_back_what_is_heard_of_later() -> None:
+    sequencer = Sequencer()
+    sequencer.order(1.0, 50.0, 1.0)
+    sequencer.order(100.0, 110.0, 1.0)
     assert sequencer.order(3.0, 4.0, 3.0) == 50.0
 
 
