@@ -112,8 +112,6 @@ class Execute(_Request, tag="exec", frozen=True, kw_only=True):
     command: tuple[str, ...]
     environment: dict[str, str] = {}
     working_directory: str | None = None
-    terminal: bool = False
-    """Standard input is a terminal that the program shall own (job control, Ctrl-C)."""
 
 
 class SendSignal(_Request, tag="signal", frozen=True, kw_only=True):

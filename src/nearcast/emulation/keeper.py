@@ -384,8 +384,6 @@ class Keeper:
         host = deployment.host(request.host)
         filled = [supervisor.fill_known(word, host) for word in request.command]
         command = with_environment(resolve(filled), request.environment)
-        if request.terminal:
-            command = ["/usr/bin/setsid", "--ctty", "--wait", *command]
         directory = request.working_directory or self._specification.working_directory
         try:
             pid = cast(Underlay, self._underlay).spawn(host, command, Streams(*descriptors), directory)

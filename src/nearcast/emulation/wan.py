@@ -271,7 +271,6 @@ class Wan:
         streams: tuple[int, int, int] = (0, 1, 2),
         *,
         environment: Mapping[str, str] | None = None,
-        terminal: bool = False,
         signals: asyncio.Queue[Signal] | None = None,
     ) -> int:
         """Run a program on a host with these standard streams; returns its exit code. Signals put in ``signals`` are sent to
@@ -282,7 +281,6 @@ class Wan:
             command=tuple(command),
             environment=dict(environment or {}),
             working_directory=os.getcwd(),
-            terminal=terminal,
         )
 
         async def pass_on(queue: asyncio.Queue[Signal]) -> None:
@@ -328,7 +326,7 @@ async def _launch(
         raise EmulationError(f"topology {topology.name} has no hosts: add [[hosts]]")
     directory, lock = directories.reserve(base or directories.default_base(), name or topology.name[:40])
     try:
-        kept = os.path.abspath(output) if output is not None else str(directory.path)
+        kept = str(directory.path if output is None else Path.cwd() / output)
         os.makedirs(kept, exist_ok=True)
         specification = Specification(
             name=directory.name,

@@ -1,0 +1,281 @@
+"""``nearcast wan up``: a WAN in the foreground, from its start to its summary.
+
+In a terminal a picture is redrawn; elsewhere, and with ``--json``, there is a line per thing that happens. Ctrl-C and SIGTERM
+take the WAN down in order; a second one does not wait for anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from nearcast.cli import wan_display as display
+from nearcast.emulation.control import Happening, Mode, WanStatus
+from nearcast.emulation.wan import Signal, Wan
+from nearcast.errors import EmulationError, NearcastError
+from nearcast.scenario.events import Event
+from nearcast.scenario.files import load_topology
+from nearcast.scenario.mobility import moves
+from nearcast.scenario.movement import Trace, Waypoints
+from nearcast.scenario.topology import Topology
+
+REDRAW_SECONDS = 0.5
+
+#: Random movement is drawn before the start; without --duration, for so long.
+DEFAULT_MOVEMENT_SECONDS = 3_600.0
+
+_FORWARDED: dict[int, Signal] = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGQUIT: "QUIT"}
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What the command line says."""
+
+    topology: str
+    command: tuple[str, ...]
+    host: str | None
+    name: str | None
+    mode: Mode
+    output: Path | None
+    duration_s: float | None
+    seed: int
+    trace: Path | None
+    waypoint_mps: float | None
+    moving: tuple[str, ...]
+    detach: bool
+    as_json: bool
+    base: Path
+
+
+def movement(topology: Topology, options: UpOptions) -> list[Event]:
+    """The moves that the options ask for."""
+    duration_s = options.duration_s or DEFAULT_MOVEMENT_SECONDS
+    rng = Random(f"{options.seed}/mobility/0")
+    found: list[Event] = []
+    if options.trace is not None:
+        found += moves(topology, Trace(file=str(options.trace)), duration_s, rng)
+    if options.waypoint_mps is not None:
+        if not options.moving:
+            raise NearcastError("say which hosts move: --moving 'car-*'")
+        slow, fast = options.waypoint_mps * 0.5, options.waypoint_mps * 1.5
+        waypoints = Waypoints(hosts=options.moving, min_speed_mps=slow, max_speed_mps=fast)
+        found += moves(topology, waypoints, duration_s, rng)
+    elif options.moving:
+        raise NearcastError("--moving needs --waypoint SPEED")
+    return found
+
+
+async def bring_up(options: UpOptions) -> int:
+    """Run a WAN to its end; returns the exit code."""
+    topology = load_topology(options.topology)
+    events = movement(topology, options)
+    host = _command_host(topology, options)
+    if options.detach:
+        return await _detached(topology, events, options)
+    console = Console(stderr=bool(options.command))
+    stop = asyncio.Event()
+    signals: asyncio.Queue[Signal] = asyncio.Queue()
+    live = console.is_terminal and not options.as_json and not options.command
+    recent = display.Recent()
+    last: WanStatus | None = None
+    code = 0
+    with _signals(stop, signals, passed_on=bool(options.command)):
+        async with (
+            Wan.up(
+                topology,
+                name=options.name,
+                mode=options.mode,
+                events=events,
+                seed=options.seed,
+                output=options.output,
+                base=options.base,
+                wait=False,
+            ) as wan,
+            _shown(wan, console, recent, live=live, as_json=options.as_json, quiet=bool(options.command)),
+        ):
+            if not await _ready_or_stopped(wan, stop):
+                return 130
+            if options.command and host is not None:
+                code = await run_command(wan, host, options.command, signals)
+            else:
+                code = await _wait(wan, stop, options.duration_s)
+            with contextlib.suppress(EmulationError):  # it may have been taken down by somebody else
+                last = await wan.status()
+    _summarise(console, last, recent, options)
+    return code
+
+
+def _command_host(topology: Topology, options: UpOptions) -> str | None:
+    """Where the command after ``--`` runs."""
+    if not options.command:
+        if options.host is not None:
+            raise NearcastError("--host says where a command runs: give one after --")
+        return None
+    names = topology.host_names()
+    if options.host is not None and options.host not in names:
+        raise NearcastError(f"topology {topology.name} has no host {options.host}; it has {', '.join(names[:8])}")
+    return options.host or names[0]
+
+
+async def _detached(topology: Topology, events: list[Event], options: UpOptions) -> int:
+    if options.command:
+        raise NearcastError("--detach and a command exclude each other: use `nearcast wan exec` afterwards")
+    name = await Wan.up_detached(
+        topology,
+        name=options.name,
+        mode=options.mode,
+        events=events,
+        seed=options.seed,
+        output=options.output,
+        base=options.base,
+    )
+    if options.as_json:
+        print(msgspec.json.encode({"name": name}).decode())
+    else:
+        print(f"WAN {name} is up: `nearcast wan status` shows it, `nearcast wan down {name}` ends it")
+    return 0
+
+
+async def _ready_or_stopped(wan: Wan, stop: asyncio.Event) -> bool:
+    """Wait for all processes; False if the user did not."""
+    ready = asyncio.create_task(wan.ready(), name="ready")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([ready, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+            return True
+        return False
+    finally:
+        ready.cancel()
+        stopped.cancel()
+
+
+async def _wait(wan: Wan, stop: asyncio.Event, duration_s: float | None) -> int:
+    """Until Ctrl-C, the end of the duration, or somebody else's ``down``."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    ended = asyncio.create_task(wan.ended(), name="ended")
+    try:
+        await asyncio.wait([stopped, ended], timeout=duration_s, return_when=asyncio.FIRST_COMPLETED)
+        return 0
+    finally:
+        stopped.cancel()
+        ended.cancel()
+
+
+async def run_command(wan: Wan, host: str, command: Sequence[str], signals: asyncio.Queue[Signal]) -> int:
+    """Run a command with this process's streams; signals are passed on to it. A signal's end becomes 128 + its number."""
+    loop = asyncio.get_running_loop()
+    for number, name in _FORWARDED.items():
+        loop.add_signal_handler(number, signals.put_nowait, name)
+    try:
+        code = await wan.execute(host, command, signals=signals)
+    finally:
+        for number in _FORWARDED:
+            loop.remove_signal_handler(number)
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event, signals: asyncio.Queue[Signal], *, passed_on: bool) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks to end, the second ends at once."""
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        if stop.is_set():
+            # The default action: this process dies, the keeper sees it and takes everything down.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+            os.kill(os.getpid(), signal.SIGTERM)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, asked)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def _shown(
+    wan: Wan, console: Console, recent: display.Recent, *, live: bool, as_json: bool, quiet: bool
+) -> AsyncIterator[None]:
+    """What happens is shown meanwhile."""
+
+    def show(happening: Happening) -> None:
+        recent.add(happening)
+        if as_json:
+            print(msgspec.json.encode(happening).decode(), flush=True)
+        elif not live and (not quiet or happening.kind in ("problem", "failed", "exited", "limit")):
+            print(display.happening_line(happening), file=sys.stderr if quiet else sys.stdout, flush=True)
+
+    async def watch() -> None:
+        async for happening in wan.watch():
+            show(happening)
+
+    tasks = [asyncio.create_task(watch(), name="watch")]
+    if live:
+        tasks.append(asyncio.create_task(_draw(wan, console, recent), name="draw"))
+    try:
+        yield
+    finally:
+        for task in tasks[1:]:
+            task.cancel()
+        with contextlib.suppress(EmulationError, asyncio.CancelledError):
+            await asyncio.gather(*tasks[1:], return_exceptions=True)
+        tasks[0].cancel()
+        await asyncio.gather(tasks[0], return_exceptions=True)
+
+
+async def _draw(wan: Wan, console: Console, recent: display.Recent) -> None:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            try:
+                status, matrix = await wan.status(), await wan.matrix()
+            except EmulationError:
+                return  # it is not there yet, or not any more
+            live.update(display.picture(status, matrix, list(recent.happenings)), refresh=True)
+            await asyncio.sleep(REDRAW_SECONDS)
+
+
+def _summarise(console: Console, last: WanStatus | None, recent: display.Recent, options: UpOptions) -> None:
+    summary = summary_of(last, recent)
+    if options.as_json:
+        print(msgspec.json.encode({"summary": summary}).decode())
+        return
+    if last is None or options.command:
+        return
+    console.print(
+        f"WAN {last.name} was up for {last.uptime_s:.0f} s: {len(last.hosts)} hosts, {len(last.processes)} processes, "
+        f"{summary['ended_by_themselves']} ended by themselves; {display.traffic_text(last)}",
+        highlight=False,
+    )
+    if options.output is not None:
+        console.print(f"logs and data: {options.output}", highlight=False)
+
+
+def summary_of(last: WanStatus | None, recent: display.Recent) -> dict[str, Any]:
+    """The run in a few figures."""
+    return {
+        "name": last.name if last is not None else None,
+        "mode": last.mode if last is not None else None,
+        "uptime_s": last.uptime_s if last is not None else None,
+        "traffic": last.traffic if last is not None else None,
+        "ended_by_themselves": recent.counts.get("exited", 0),
+        "problems": recent.counts.get("problem", 0),
+        "limits": last.limits if last is not None else (),
+    }
