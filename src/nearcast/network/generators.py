@@ -119,11 +119,11 @@ def internet(
     Cities in three regions, an ocean apart: of ten cities, largest first, six are in the first, three in the second, one in
     the third. Heights follow a log-normal law: most are a few milliseconds, some are tens. Each pair's way is longer than the
     straight one by a log-normal factor of its own (``inflation_sigma`` is the standard deviation of the logarithm; never below
-    1), and a share ``poor_share`` of the pairs of cities is routed badly, at 1.5 to 4 times the distance. These two make some
+    1), and a share ``poor_share`` of the pairs of cities is routed badly, at 1.5 to 3 times the distance. These two make some
     detours shorter than the direct way. Last, everything is scaled to ``median_rtt_ms``.
 
-    With the defaults, 8 to 25 % of all triples of sites break the triangle inequality (:func:`triangle_violations`), and the
-    99th percentile is 2 to 5 times the median.
+    With the defaults and 300 sites, over 60 seeds: 8 to 21 % of all triples of sites break the triangle inequality
+    (:func:`triangle_violations`; median 11 %), and the 99th percentile is 2.4 to 6.3 times the median (3.1).
     """
     _check(size, median_rtt_ms=median_rtt_ms, inflation_sigma=inflation_sigma, poor_share=poor_share)
     city = city_of(size, clusters)
@@ -131,7 +131,7 @@ def internet(
     centres = _REGIONS[_REGION_OF_CITY[np.arange(clusters) % 10]] + rng.normal(0.0, 15.0, (clusters, 2))
     points = centres[city] + rng.normal(0.0, 1.5, (size, 2))
     poor = np.triu(rng.random((clusters, clusters)) < poor_share, 1)
-    detour = np.where(poor, rng.uniform(1.5, 4.0, (clusters, clusters)), 1.0)
+    detour = np.where(poor, rng.uniform(1.5, 3.0, (clusters, clusters)), 1.0)
     detour = np.maximum(detour, detour.T)
     inflation = np.exp(np.triu(rng.normal(0.0, inflation_sigma, (size, size)), 1))
     inflation = np.maximum(np.maximum(inflation, inflation.T), 1.0)
@@ -174,6 +174,6 @@ def _distances(points: Matrix) -> Matrix:
 
 
 def _with_heights(distances: Matrix, heights: Matrix) -> Matrix:
-    matrix = distances + heights[:, None] + heights[None, :]
+    matrix = distances + (heights[:, None] + heights[None, :])
     np.fill_diagonal(matrix, 0.0)
     return matrix
