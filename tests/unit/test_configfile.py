@@ -75,7 +75,8 @@ def test_refusals_name_line_and_key(text: str, line: int, key: str, says: str) -
 
 
 def test_what_is_right_converts() -> None:
-    text = "where = {depth = 2}\nwords = {a = 'b'}\n[[shapes]]\nkind = 'square'\nside = 1\n[[shapes]]\nkind = 'circle'\nradius = 2"
+    shapes = "[[shapes]]\nkind = 'square'\nside = 1\n[[shapes]]\nkind = 'circle'\nradius = 2"
+    text = f"where = {{depth = 2}}\nwords = {{a = 'b'}}\n{shapes}"
     drawing = Document(text, "x").convert(Drawing)
     assert drawing == Drawing(shapes=(Square(1), Circle(2)), where=Inner(depth=2), words={"a": "b"})
 

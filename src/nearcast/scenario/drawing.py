@@ -36,8 +36,8 @@ def draw(
 ) -> tuple[Event, ...]:
     """Events in the order of their time. ``hosts`` are the names of all hosts; ``access`` their access links, where these are
     not ideal."""
-    hit: dict[str, None] = {}
-    for pattern in faults.hosts or ("*",):
+    hit: dict[str, None] = {} if faults.hosts else dict.fromkeys(hosts)
+    for pattern in faults.hosts:
         matched = match_hosts(pattern, hosts)
         if not matched:
             raise ConfigError(f"`random_faults.hosts`: {unknown('host', pattern, hosts)}", key="random_faults.hosts")

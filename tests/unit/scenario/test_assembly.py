@@ -1,0 +1,189 @@
+"""A topology becomes a network with the same latencies, links and hosts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from nearcast.errors import ConfigError
+from nearcast.network.conditions import Conditions
+from nearcast.scenario.assembly import build_network, coordinates_of
+from nearcast.scenario.matrix_files import read_rtt_ms
+from nearcast.scenario.topology import Host, LatencyModel, Site, SiteLink, Topology
+
+VIENNA = Site(name="vienna", latitude=48.2085, longitude=16.3721)
+BERLIN = Site(name="berlin", latitude=52.5244, longitude=13.4105)
+ROME = Site(name="rome", latitude=41.8919, longitude=12.5113)
+
+
+def topology(**changes: object) -> Topology:
+    settings: dict[str, object] = {
+        "name": "t",
+        "sites": (VIENNA, BERLIN, ROME),
+        "hosts": (Host(name="v", site="vienna"), Host(name="b", site="berlin", count=2), Host(name="r", site="rome")),
+    }
+    return Topology(**(settings | changes))  # type: ignore[arg-type]
+
+
+def test_hosts_are_endpoints_in_order() -> None:
+    network, names = build_network(topology(model=LatencyModel()), Random(1))
+    assert names == ["v", "b-1", "b-2", "r"]
+    assert [network.sites[network.site_of(index)] for index in range(4)] == ["vienna", "berlin", "berlin", "rome"]
+
+
+def test_fibre_is_distance_at_the_speed_of_light_in_glass_inflated() -> None:
+    network, _ = build_network(topology(model=LatencyModel(inflation=2.0, base_ms=1.0)), Random(1))
+    assert network.one_way_ms(0, 1) == pytest.approx(524 * 2 / 204.2 + 1, abs=0.05)
+    assert network.one_way_ms(1, 2) == 0, "at the same site"
+
+
+def test_linear_is_distance_times_a_factor() -> None:
+    network, _ = build_network(topology(model=LatencyModel(kind="linear", ms_per_km=0.01)), Random(1))
+    assert network.one_way_ms(0, 1) == pytest.approx(5.24, abs=0.02)
+
+
+def test_links_come_before_the_model() -> None:
+    link = SiteLink(between=("vienna", "berlin"), latency_ms=50, loss=0.5)
+    network, _ = build_network(topology(model=LatencyModel(), links=(link,)), Random(1))
+    assert network.one_way_ms(0, 1) == network.one_way_ms(1, 0) == 50
+    assert network.one_way_ms(0, 3) < 20, "not joined by links: by distance"
+    assert network.link_conditions(0, 1) == Conditions(latency_ms=50, loss=0.5)
+
+
+def test_one_way_links_access_and_local_latency() -> None:
+    network, _ = build_network(
+        Topology(
+            name="t",
+            sites=(Site(name="a", local=Conditions(latency_ms=0.5)), Site(name="b")),
+            links=(
+                SiteLink(between=("a", "b"), latency_ms=10, one_way=True),
+                SiteLink(between=("b", "a"), latency_ms=30, one_way=True),
+            ),
+            hosts=(
+                Host(name="x", site="a", access=Conditions(latency_ms=1)),
+                Host(name="y", site="a", access=Conditions(latency_ms=2)),
+                Host(name="z", site="b"),
+            ),
+        ),
+        Random(1),
+    )
+    assert network.one_way_ms(0, 2) == pytest.approx(11)
+    assert network.one_way_ms(2, 0) == pytest.approx(31)
+    assert network.one_way_ms(0, 1) == pytest.approx(3.5)
+
+
+def test_conditions_of_the_model_hold_for_its_pairs() -> None:
+    network, _ = build_network(topology(model=LatencyModel(loss=1.0)), Random(1))
+    assert network.transit(0, 1, 100, 0.0) < 0
+    assert network.transit(1, 2, 100, 0.0) == 0, "not within a site"
+
+
+def test_what_has_problems_is_not_built() -> None:
+    with pytest.raises(ConfigError, match="nothing leads from vienna to berlin"):
+        build_network(topology(), Random(1))
+
+
+def test_ten_thousand_sites_are_built_quickly() -> None:
+    sites = tuple(Site(name=f"s{n}", latitude=n % 180 - 90, longitude=n % 360 - 180) for n in range(10_000))
+    hosts = tuple(Host(name=f"h{n}", site=f"s{n}") for n in range(10_000))
+    network, names = build_network(Topology(name="t", sites=sites, hosts=hosts, model=LatencyModel()), Random(1))
+    assert len(names) == len(network) == 10_000
+
+
+def test_sites_without_a_place_are_nowhere() -> None:
+    assert coordinates_of(VIENNA) == (48.2085, 16.3721)
+    assert all(map(math.isnan, coordinates_of(Site(name="x"))))
+    assert coordinates_of(Site(name="x", city="Vienna, AT")) == pytest.approx((48.2, 16.4), abs=0.1)
+
+
+def test_a_site_that_links_reach_needs_no_place() -> None:
+    cloud = Site(name="cloud")
+    links = tuple(SiteLink(between=("cloud", site.name), latency_ms=40) for site in (VIENNA, BERLIN, ROME))
+    network, _ = build_network(topology(sites=(VIENNA, BERLIN, ROME, cloud), links=links, model=LatencyModel()), Random(1))
+    assert network.one_way_ms(0, 1) == 80, "over the cloud: links come first"
+
+
+# --- matrices ---
+
+PLAIN = "0,10,20\n12,0,30\n20,30,0\n"
+
+
+def matrix_topology(path: Path, **changes: float) -> Topology:
+    return topology(model=LatencyModel(kind="matrix", file=str(path), **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN,
+        "# measured in May\n\n" + PLAIN,
+        "vienna,berlin,rome\n" + PLAIN,
+        ",vienna,berlin,rome\nvienna,0,10,20\nberlin,12,0,30\nrome,20,30,0\n",
+        "site,rome,paris,berlin,vienna\nrome,0,1,30,20\nparis,2,0,4,5\nberlin,30,1,,12\nvienna,20,nan,10,0\n",
+    ],
+)
+def test_a_csv_matrix_is_round_trips(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rtt.csv").write_text(text)
+    network, _ = build_network(matrix_topology(tmp_path / "rtt.csv", base_ms=1), Random(1))
+    assert network.one_way_ms(0, 1) == 6
+    assert network.one_way_ms(1, 0) == 7, "it need not be symmetric"
+    assert network.one_way_ms(1, 3) == 16
+
+
+def test_an_npz_matrix(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "rtt.npz", rtt_ms=np.array([[0, 10, np.nan], [12, 0, 30], [20, 30, 0]]))
+    network, _ = build_network(matrix_topology(tmp_path / "rtt.npz"), Random(1))
+    assert network.one_way_ms(0, 1) == 5
+    assert network.one_way_ms(0, 3) == math.inf, "not a number: no way"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.csv", b"", "the matrix is empty"),
+        ("x.csv", b"0,1\n1,0\n", "the matrix is 2 × 2; the topology has 3 sites"),
+        ("x.csv", b"0,1,2\n1,0\n", "row 2 of the matrix has 2 numbers, not 3"),
+        ("x.csv", b"0,1,2\n1,x,3\n", "row 2 of the matrix has 'x' where a number belongs"),
+        ("x.csv", b"0,1,2\n-1,0,2\n1,2,0\n", "-1.0 ms from berlin to vienna: must be 0 or more"),
+        ("x.csv", b"0,1,2\ninf,0,2\n1,2,0\n", "must be 0 or more, or nan"),
+        ("x.csv", b"vienna,berlin,paris\n0,1,2\n1,0,2\n1,2,0\n", "does not name the site 'rome'"),
+        ("x.csv", b"vienna,vienna,rome\n0,1,2\n1,0,2\n1,2,0\n", "names a site twice"),
+        ("x.csv", b"a,b\n0,1,2\n1,0,2\n1,2,0\n", "the header names 2 sites, the matrix is 3 × 3"),
+        ("x.csv", b",vienna,berlin,rome\nvienna,0,1,2\nrome,1,0,2\nberlin,1,2,0\n", "in the same order"),
+        ("x.csv", b"\xff\xfe\x00", "not a CSV file"),
+        ("x.npz", b"garbage", "not a .npz file"),
+        ("x.txt", b"", "a matrix is a .npz or .csv file, not '.txt'"),
+    ],
+)
+def test_a_matrix_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        build_network(matrix_topology(tmp_path / name), Random(1))
+    assert str(caught.value).startswith(f"{tmp_path}/{name}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_archive_without_the_array_or_too_large_for_memory(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", other=np.zeros((3, 3)))
+    with pytest.raises(ConfigError, match="no array `rtt_ms`"):
+        read_rtt_ms(tmp_path / "x.npz", ["a"])
+    np.savez(tmp_path / "y.npz", rtt_ms=np.zeros(9))
+    with pytest.raises(ConfigError, match="square matrix of numbers"):
+        read_rtt_ms(tmp_path / "y.npz", ["a"])
+    np.savez_compressed(tmp_path / "z.npz", rtt_ms=np.zeros(26_000_000, dtype=np.float64))
+    with pytest.raises(ConfigError, match="more than 5,000 rows"):
+        read_rtt_ms(tmp_path / "z.npz", ["a"])
+    np.savez(tmp_path / "o.npz", rtt_ms=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ConfigError, match=r"not a \.npz file"):
+        read_rtt_ms(tmp_path / "o.npz", ["a"])
+
+
+def test_a_missing_matrix_is_one_line(tmp_path: Path) -> None:
+    for name in ("x.csv", "x.npz"):
+        with pytest.raises(ConfigError, match="cannot read the latency matrix: No such file"):
+            read_rtt_ms(tmp_path / name, ["a"])
