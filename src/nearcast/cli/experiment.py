@@ -21,7 +21,7 @@ from rich.table import Table
 from nearcast.errors import ConfigError
 from nearcast.experiments.experiment import Bar, effective_parameters
 from nearcast.experiments.registry import everything, find
-from nearcast.experiments.run import Outcome, default_folder, missed, perform
+from nearcast.experiments.run import Outcome, default_folder, missed, perform, to_json
 
 _FILE_COLUMNS = 120
 """Width of tables where no terminal says one."""
@@ -61,7 +61,7 @@ def experiment(
             chosen, parameters, folder, command=shlex.join(["nearcast", *sys.argv[1:]]), quick=quick, progress=display
         )
     if json:
-        print(msgspec.json.encode(outcome).decode())
+        print(to_json(outcome).decode())
     _show(outcome, messages if json else _console(sys.stdout))
     if outcome.error == "interrupted":
         raise typer.Exit(INTERRUPTED)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from nearcast.errors import ConfigError, StorageUnavailable
 
@@ -53,7 +54,7 @@ def saved(path: Path, title: str, x: str, y: str) -> Iterator[Axes]:
         raise StorageUnavailable(str(path), f"the plot cannot be written: {error.strerror}") from error
 
 
-def cdf(axes: Axes, values: Sequence[float], label: str, *, dashed: bool = False, colour: str | None = None) -> None:
+def cdf(axes: Axes, values: npt.ArrayLike, label: str, *, dashed: bool = False, colour: str | None = None) -> None:
     """The cumulative distribution of some values."""
     ordered = np.sort(np.asarray(values, dtype=float))
     if ordered.size == 0:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import msgspec
+import numpy as np
 
 from nearcast.errors import ConfigError, LocalProtocolError, NearcastError, StorageUnavailable
 from nearcast.experiments.experiment import Bar, Experiment, P, Parameters
@@ -120,7 +121,7 @@ class Run(Generic[P]):
     def keep(self, name: str, value: Any) -> Path:
         """Write data beside the figures, as JSON: a scenario, a trace."""
         path = self.folder / name
-        _write_whole(path, msgspec.json.format(msgspec.json.encode(value)))
+        _write_whole(path, msgspec.json.format(to_json(value)))
         return path
 
     def directory(self, name: str) -> Path:
@@ -149,7 +150,18 @@ class Run(Generic[P]):
 
     def save(self) -> None:
         """Write ``figures.json``."""
-        _write_whole(self.folder / "figures.json", msgspec.json.format(msgspec.json.encode(self._outcome)))
+        _write_whole(self.folder / "figures.json", msgspec.json.format(to_json(self._outcome)))
+
+
+def to_json(value: Any) -> bytes:
+    """JSON, of NumPy's numbers and arrays too. What JSON has no word for (infinity, not a number) is null."""
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} has no place in figures: use numbers, text, lists and dictionaries")
 
 
 def default_folder(name: str, now: datetime | None = None) -> Path:

@@ -1,0 +1,148 @@
+"""A scenario in the simulator, in a process of its own: nothing else in it, so time and memory are the simulator's.
+
+Owns what connects the simulator to experiments: the child process, and recorded events of simulated MQTT clients in the schema
+of :mod:`nearcast.recording`. ``python -m nearcast.experiments.simulated SPEC`` is the child.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nearcast.errors import InvariantViolated, NearcastError
+from nearcast.experiments.recorder import Recorder
+from nearcast.experiments.run import Run
+from nearcast.recording import EventWriter
+from nearcast.scenario.scenario import Scenario
+from nearcast.simulation.invariants import Invariant
+from nearcast.simulation.runs import Violation, simulate
+
+
+class SimulationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child process is told."""
+
+    scenario: Scenario
+    seed: int
+    events: str | None = None
+    run: str = "simulation"
+
+
+class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What it answers."""
+
+    events: int
+    digest: str
+    virtual_s: float
+    wall_s: float
+    """Building the world included."""
+
+    events_per_second: float
+    """While time passes in the world: without building it and its first hundredth."""
+
+    events_per_cpu_second: float
+    peak_bytes: int
+    """Most memory that the process ever had, the interpreter included."""
+
+    violation: Violation | None
+    figures: dict[str, Any]
+    network: dict[str, int]
+
+
+class _Line(msgspec.Struct):
+    """A line of the child: how far it is, or what came of it."""
+
+    share: float | None = None
+    result: SimulationResult | None = None
+
+
+def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str | None = None) -> SimulationResult:
+    """Simulate a scenario (its topology loaded). ``events`` names the directory of recorded events; only of MQTT scenarios.
+
+    A violated invariant is an error here: an experiment measures what works.
+    """
+    directory = None if events is None else str(run.events(events).absolute())
+    spec = SimulationSpec(scenario=scenario, seed=seed, events=directory, run=events or "simulation")
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "simulation.json"
+        path.write_bytes(msgspec.json.encode(spec))
+        result = _child([sys.executable, "-m", "nearcast.experiments.simulated", str(path)], run)
+    if result.violation is not None:
+        raise InvariantViolated(
+            f"in the simulator, after {result.violation.at_s:.3f} s: {result.violation.message}", result.violation.hosts
+        )
+    return result
+
+
+def _child(command: list[str], run: Run[Any]) -> SimulationResult:
+    result: SimulationResult | None = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            if process.stdout is not None:
+                for text in process.stdout:
+                    line = msgspec.json.decode(text, type=_Line)
+                    result = line.result or result
+                    if line.share is not None:
+                        run.advance(line.share)
+            said = "" if process.stderr is None else process.stderr.read().strip()
+            code = process.wait()
+        finally:
+            process.kill()
+    if result is None or code != 0:
+        last = said.rpartition("\n")[2] or f"exit code {code}"
+        raise NearcastError(f"the simulator ended without a result: {last}")
+    return result
+
+
+def main(path: str) -> int:
+    """The child."""
+    spec = msgspec.json.decode(Path(path).read_bytes(), type=SimulationSpec)
+    end_s = spec.scenario.duration_s + spec.scenario.settle_s
+    marks: list[tuple[float, float, int]] = []
+
+    def progress(now_s: float, events: int) -> None:
+        marks.append((time.perf_counter(), time.process_time(), events))
+        _say(_Line(share=now_s / end_s))
+
+    observers: list[Invariant] = []
+    writer = None
+    if spec.events is not None:
+        writer = EventWriter(spec.events, spec.run, source="simulation")
+        observers.append(Recorder(spec.scenario, writer))
+    try:
+        outcome = simulate(spec.scenario, spec.seed, progress=progress, observers=observers)
+        if writer is not None:
+            writer.close()
+    except NearcastError as error:
+        sys.stderr.write(" ".join(str(error).split()) + "\n")
+        return 1
+    (first, first_cpu, first_events), (last, last_cpu, last_events) = marks[0], marks[-1]
+    result = SimulationResult(
+        events=outcome.events,
+        digest=outcome.digest,
+        virtual_s=outcome.virtual_s,
+        wall_s=round(outcome.wall_s, 3),
+        events_per_second=round((last_events - first_events) / max(1e-9, last - first), 1),
+        events_per_cpu_second=round((last_events - first_events) / max(1e-9, last_cpu - first_cpu), 1),
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        violation=outcome.violation,
+        figures=outcome.figures,
+        network=outcome.network,
+    )
+    _say(_Line(result=result))
+    return 0
+
+
+def _say(line: _Line) -> None:
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

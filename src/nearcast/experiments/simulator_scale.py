@@ -1,0 +1,76 @@
+"""``simulator-scale``: how many events the simulator handles per second, and in how much memory, with 10,000 nodes that probe
+each other (the ready scenario ``probes``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from nearcast.experiments.experiment import Bar, Experiment, Parameters, at_least, at_most
+from nearcast.experiments.run import Run
+from nearcast.experiments.simulated import run_simulated
+from nearcast.scenario.expansion import topology_of
+from nearcast.scenario.files import load_scenario, resolve
+from nearcast.scenario.scenario import Scenario
+
+NODES = 10_000
+EVENTS_PER_SECOND = 200_000
+MEMORY_GB = 2.0
+
+
+class ScaleParameters(Parameters, frozen=True, kw_only=True):
+    """``scale`` multiplies the 10,000 nodes."""
+
+    duration_s: float = 60.0
+    """Virtual seconds."""
+
+    period_s: float = 1.0
+    """Between two probes of a node."""
+
+
+class SimulatorScale(Experiment[ScaleParameters]):
+    name = "simulator-scale"
+    summary = "Events per second and memory of the simulator, with 10,000 nodes probing each other."
+    parameters = ScaleParameters
+    # All the nodes, for a shorter time: with fewer, the memory bar would say nothing.
+    quick: ClassVar[Mapping[str, Any]] = {"duration_s": 10.0}
+
+    def bars(self, parameters: ScaleParameters) -> Sequence[Bar]:
+        return [
+            at_least("events_per_second", EVENTS_PER_SECOND, "events of the simulator per second, on one core"),
+            at_most("peak_memory_gb", MEMORY_GB, "most memory of the simulator's process, interpreter included"),
+        ]
+
+    def run(self, run: Run[ScaleParameters]) -> None:
+        parameters = run.parameters
+        scenario = scaled(parameters)
+        nodes = len(topology_of(scenario).host_names())
+        run.figure("nodes", nodes)
+        if nodes < NODES:
+            run.note(f"{nodes:,} nodes instead of {NODES:,}: the memory bar is about the full number")
+        run.step(f"simulating {nodes:,} nodes for {parameters.duration_s:g} s of virtual time")
+        result = run_simulated(run, scenario, parameters.seed)
+        run.measured("events_per_second", result.events_per_second)
+        run.measured("peak_memory_gb", round(result.peak_bytes / 1e9, 3))
+        run.figure("simulation", result)
+
+
+def scaled(parameters: ScaleParameters) -> Scenario:
+    """The ready scenario with other numbers of hosts and another duration."""
+    ready = load_scenario("probes")
+    topology = topology_of(ready)
+    before = sum(host.count for host in topology.hosts)
+    hosts = tuple(
+        msgspec.structs.replace(host, count=max(1, round(host.count * NODES / before * parameters.scale)))
+        for host in topology.hosts
+    )
+    return resolve(
+        msgspec.structs.replace(
+            ready,
+            topology=msgspec.structs.replace(topology, hosts=hosts),
+            duration_s=parameters.duration_s,
+            settings={**ready.settings, "period_s": parameters.period_s},
+        )
+    )
