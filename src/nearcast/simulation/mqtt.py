@@ -1,0 +1,212 @@
+"""The built-in protocol ``mqtt``: a scenario's brokers and clients, with the code that is shipped, in virtual time.
+
+Brokers are the engine, journal and output order of ``nearcast broker``; clients the machine of ``nearcast.client``, with a
+workload. What must hold is in :mod:`nearcast.simulation.mqtt_invariants`. Settings:
+
+``snapshot_bytes``
+    Bytes of journal after which a durable broker writes its state anew (65,536: small, so that it happens often).
+``snapshot_step_bytes``
+    How much of the state is copied at a time (4,096).
+``limits``
+    Limits of the brokers, as in a broker's configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from nearcast.config import Limits
+from nearcast.errors import ConfigError
+from nearcast.scenario.expansion import expand_brokers, expand_clients
+from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.simulation.hosts import Host, Node
+from nearcast.simulation.invariants import Invariant, Protocol
+from nearcast.simulation.mqtt_broker import SimulatedBroker
+from nearcast.simulation.mqtt_client import SimulatedClient, Workload
+from nearcast.simulation.mqtt_invariants import Ledger
+from nearcast.simulation.streams import Stream
+from nearcast.simulation.world import World
+
+TOKENS_PER_BROKER: Final = 2
+
+
+class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See the module."""
+
+    snapshot_bytes: int = 65_536
+    snapshot_step_bytes: int = 4_096
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.snapshot_bytes < 1 or self.snapshot_step_bytes < 1:
+            raise ValueError("`snapshot_bytes` and `snapshot_step_bytes` must be at least 1")
+
+
+class MqttNode(Node):
+    """Everything MQTT on one host: any number of brokers, each on its port, and of clients."""
+
+    def __init__(self, host: Host, protocol: Mqtt) -> None:
+        super().__init__(host)
+        self.brokers: dict[int, SimulatedBroker] = {}
+        for broker in protocol.brokers_of.get(host.name, ()):
+            token = TOKENS_PER_BROKER * len(self.brokers)
+            self.brokers[broker.port] = protocol.make_broker(host, broker, token)
+        workloads = protocol.workloads_of.get(host.name, ())
+        self.clients = [SimulatedClient(host, each, host.world.host(each.client.broker)) for each in workloads]
+        # A stream that is no client's was accepted by the broker on its port.
+        self._clients_of: dict[Stream, SimulatedClient] = {}
+
+    def start(self) -> None:
+        for broker in self.brokers.values():
+            broker.start()
+        for client in self.clients:
+            client.start()
+        self._plan()
+
+    def woken(self) -> None:
+        for broker in self.brokers.values():
+            broker.tick()
+        for client in self.clients:
+            before = client.stream
+            client.tick()
+            if client.stream is not None and client.stream is not before:
+                self._clients_of[client.stream] = client
+        self._plan()
+
+    def accepted(self, stream: Stream, port: int) -> None:
+        self.brokers[port].accepted(stream)
+        self._plan()
+
+    def opened(self, stream: Stream) -> None:
+        client = self._clients_of.get(stream)
+        if client is not None:
+            client.opened(stream)
+            self._plan()
+
+    def stream_received(self, stream: Stream, data: bytes) -> None:
+        client = self._clients_of.get(stream)
+        if client is not None:
+            client.received(stream, data)
+        else:
+            self.brokers[stream.port].received(stream, data)
+        self._plan()
+
+    def writable(self, stream: Stream) -> None:
+        if stream not in self._clients_of:
+            self.brokers[stream.port].writable(stream)
+            self._plan()
+
+    def closed(self, stream: Stream, reason: str) -> None:
+        client = self._clients_of.pop(stream, None)
+        if client is not None:
+            client.lost(stream, reason)
+        else:
+            self.brokers[stream.port].lost(stream)
+        self._plan()
+
+    def synced(self, token: int) -> None:
+        broker = list(self.brokers.values())[token // TOKENS_PER_BROKER]
+        broker.synced(token % TOKENS_PER_BROKER)
+        self._plan()
+
+    def _plan(self) -> None:
+        deadline = math.inf
+        for broker in self.brokers.values():
+            deadline = min(deadline, broker.next_deadline())
+        for client in self.clients:
+            deadline = min(deadline, client.next_deadline())
+        if deadline < math.inf:
+            self.host.wake_at(deadline)
+
+
+class Mqtt(Protocol):
+    """Brokers and clients."""
+
+    def __init__(self) -> None:
+        self.settings = MqttSettings()
+        self.brokers_of: dict[str, list[Broker]] = {}
+        self.workloads_of: dict[str, list[Workload]] = {}
+        self.ledger: Ledger | None = None
+        self._world: World | None = None
+        self._brokers = 0
+        self._clients = 0
+
+    def build(self, world: World, scenario: Scenario) -> list[Invariant]:
+        self.settings = _settings(scenario)
+        self._world = world
+        clients = expand_clients(scenario)
+        durable: dict[tuple[str, int], bool] = {}
+        for broker in expand_brokers(scenario):
+            if (broker.host, broker.port) in durable:
+                raise ConfigError(f"`brokers`: two brokers on {broker.host} at port {broker.port}", key="brokers")
+            durable[broker.host, broker.port] = broker.durable
+            self.brokers_of.setdefault(broker.host, []).append(broker)
+        for client in clients:
+            if (client.broker, client.port) not in durable:
+                raise ConfigError(
+                    f"`clients`: {client.name} connects to {client.broker} at port {client.port}, where no broker is",
+                    key="clients",
+                )
+            self.workloads_of.setdefault(client.host, []).append(Workload(client, world.seed))
+        self._brokers, self._clients = len(durable), len(clients)
+        # Brokers first: then a client's first attempt finds one.
+        names = [*self.brokers_of, *(name for name in self.workloads_of if name not in self.brokers_of)]
+        for name in names:
+            world.place(name, lambda host: MqttNode(host, self))
+        self.ledger = Ledger(clients, durable, self._process, lambda: world.now)
+        return [self.ledger]
+
+    def make_broker(self, host: Host, broker: Broker, token: int) -> SimulatedBroker:
+        """A broker's process. Tests override this, to plant a fault."""
+        settings = self.settings
+        return SimulatedBroker(
+            host, broker.port, broker.durable, settings.limits, settings.snapshot_bytes, settings.snapshot_step_bytes, token
+        )
+
+    def _process(self, host: str, port: int) -> SimulatedBroker | None:
+        """The broker there, if its process runs."""
+        if self._world is None:
+            return None
+        node = self._world.host(host).node
+        return node.brokers.get(port) if isinstance(node, MqttNode) else None
+
+    def report(self) -> dict[str, Any]:
+        ledger = self.ledger
+        if ledger is None:
+            return {}
+        latencies = sorted(ledger.latencies_s)
+        return {
+            "brokers": self._brokers,
+            "clients": self._clients,
+            "published": ledger.published,
+            "skipped": ledger.skipped,
+            "refused": ledger.refused,
+            "acknowledged": ledger.acknowledged,
+            "expected": ledger.expected,
+            "delivered": ledger.delivered,
+            "pending": ledger.pending,
+            "lost": ledger.lost,
+            "duplicated": ledger.duplicated,
+            "retained": ledger.retained,
+            "latency_p50_ms": _quantile_ms(latencies, 0.50),
+            "latency_p95_ms": _quantile_ms(latencies, 0.95),
+            "latency_p99_ms": _quantile_ms(latencies, 0.99),
+            "latency_max_ms": _quantile_ms(latencies, 1.0),
+        }
+
+
+def _settings(scenario: Scenario) -> MqttSettings:
+    try:
+        return msgspec.convert(scenario.settings, MqttSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"`settings` of protocol mqtt: {error}", key="settings") from None
+
+
+def _quantile_ms(ordered_s: list[float], share: float) -> float:
+    """The latency that so large a share stays below or at; 0 without messages."""
+    if not ordered_s:
+        return 0.0
+    return round(ordered_s[max(0, math.ceil(len(ordered_s) * share) - 1)] * 1000.0, 3)

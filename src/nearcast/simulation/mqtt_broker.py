@@ -1,0 +1,264 @@
+"""The shipped broker on a simulated host: the same engine, journal and output order as ``nearcast broker``, other I/O.
+
+What differs from the process in :mod:`nearcast.broker`: everyone is let in, time-outs are looked at when they are due and not
+on a tick, and clients that do not read are left to their keep-alive instead of being cut off after a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from nearcast.config import EngineSettings, Limits
+from nearcast.errors import StorageUnavailable
+from nearcast.mqtt.access import AllowAll, Peer
+from nearcast.mqtt.commits import Commits
+from nearcast.mqtt.connection import Connection
+from nearcast.mqtt.engine import Engine
+from nearcast.mqtt.journaling import Journaling
+from nearcast.simulation.disks import Disk
+from nearcast.simulation.hosts import Host
+from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted
+from nearcast.simulation.streams import Stream
+
+# What a flush of the disk is for.
+OUTPUT: Final = 0
+REPLACEMENT: Final = 1
+
+
+class DiskStorage:
+    """A simulated disk as the journal's storage; ``on_replace`` is asked for what has to wait for a flush."""
+
+    def __init__(self, disk: Disk, folder: str, on_replace: Callable[[list[str]], None]) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._on_replace = on_replace
+        self._current = ""
+
+    def path(self, name: str) -> str:
+        return self._folder + name
+
+    def names(self) -> list[str]:
+        return [name[len(self._folder) :] for name in self._disk.list(self._folder)]
+
+    def size(self, name: str) -> int:
+        return self._disk.length(self.path(name))
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        return self._disk.read(self.path(name))[offset : offset + size]
+
+    def create(self, name: str) -> None:
+        # A flush covers names, too, so that nothing of the file is promised before its name is safe.
+        self._current = self.path(name)
+        self._disk.write(self._current, b"")
+
+    def append(self, data: bytes) -> None:
+        self._disk.append(self._current, data)
+
+    def keep_aside(self, name: str, aside: str) -> None:
+        self._disk.write(self.path(aside), self._disk.read(self.path(name)))
+
+    def remove(self, name: str) -> None:
+        self._disk.remove(self.path(name))
+
+    def replace(self, names: list[str]) -> None:
+        self._on_replace(names)
+
+
+class SimulatedJournal:
+    """The journal as :class:`~nearcast.mqtt.commits.Commits` sees it."""
+
+    def __init__(self, machine: Journaling) -> None:
+        self.needs_sync = True
+        self.unsynced = False
+        self._machine = machine
+
+    def append(self, records: list[bytes]) -> None:
+        self._machine.append(records)
+        self.unsynced = True
+
+
+class BrokerTransport:
+    """One client's stream, as the engine's handle."""
+
+    def __init__(self, stream: Stream, on_close: Callable[[BrokerTransport], None]) -> None:
+        self.stream = stream
+        self.connection: Connection | None = None
+        self.held_bytes = 0
+        self.waits_to_close = False
+        self.reading_paused = False
+        self._on_close = on_close
+
+    def send(self, chunks: list[bytes]) -> None:
+        self.stream.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        if self.stream.congested and self.connection is not None:
+            self.connection.congested = True
+
+    def close(self) -> None:
+        self.stream.close()
+        self._on_close(self)
+
+
+class SimulatedBroker:
+    """One broker's process. ``token`` is the number of its first flush token on this host; it uses two."""
+
+    def __init__(
+        self, host: Host, port: int, durable: bool, limits: Limits, snapshot_bytes: int, step_bytes: int, token: int
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.token = token
+        self.open = False
+        self.failed = False
+        settings = EngineSettings(limits=limits, durable=durable)
+        self.engine = Engine(settings, AllowAll(), None, host.rng, host.wall - host.now)
+        self.commits = Commits(self.engine, self._now, self.request_sync, self._disk_failed)
+        self.machine: Journaling | None = None
+        self._journal: SimulatedJournal | None = None
+        self._storage: DiskStorage | None = None
+        if durable:
+            self._storage = DiskStorage(host.disk, f"broker-{port}/", self._begin_replacing)
+            self.machine = Journaling(self.engine, self._storage, snapshot_bytes, step_bytes)
+            self._journal = SimulatedJournal(self.machine)
+        self._useless: list[str] = []
+        self._transports: dict[Stream, BrokerTransport] = {}
+        self._closed: list[BrokerTransport] = []
+
+    def _now(self) -> float:
+        return self.host.now
+
+    # --- life -----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.host.observe(BrokerStarted(self.host.name))
+        if self.machine is None:
+            self._let_in()
+            return
+        try:
+            self.machine.recover()
+        except StorageUnavailable as error:
+            self._disk_failed(error)
+            return
+        for damage in self.machine.damage:
+            self.host.note(f"the journal is damaged: {damage}")
+
+    def _let_in(self) -> None:
+        self.open = True
+        self.host.listen(self.port)
+        self.host.observe(BrokerOpened(self.host.name))
+
+    def _disk_failed(self, error: StorageUnavailable) -> None:
+        """As the real one: nothing more comes in or goes out, and the process ends."""
+        if self.failed:
+            return
+        self.failed = True
+        self.open = False
+        self.host.note(f"the journal cannot be written, stopping: {error}")
+        self.host.observe(BrokerFailed(self.host.name, str(error)))
+        starts = self.host.starts
+
+        def end() -> None:
+            if self.host.starts == starts:
+                self.host.kill()
+
+        self.host.world.at(self.host.world.now, end)
+
+    # --- the disk -------------------------------------------------------------------------------------------------------
+
+    def request_sync(self) -> None:
+        """Output waits for a flush."""
+        if self._journal is not None and self.commits.begin_sync():
+            self._journal.unsynced = False
+            self.host.disk.sync(self.token + OUTPUT)
+
+    def _begin_replacing(self, names: list[str]) -> None:
+        self._useless = names
+        self.host.disk.sync(self.token + REPLACEMENT)
+
+    def synced(self, purpose: int) -> None:
+        if self.failed or self.machine is None:
+            return
+        if purpose == OUTPUT:
+            self.commits.synced()
+            self.request_sync()
+            self._settle()
+            return
+        for name in self._useless:
+            if self._storage is not None:
+                self._storage.remove(name)
+        self._useless = []
+        self.machine.replaced()
+        if not self.open:
+            self._recovered(self.machine)
+
+    def _recovered(self, machine: Journaling) -> None:
+        try:
+            machine.opened(self.host.now)
+        except StorageUnavailable as error:
+            self._disk_failed(error)
+            return
+        self.commits.journal = self._journal
+        self._let_in()
+
+    # --- streams --------------------------------------------------------------------------------------------------------
+
+    def accepted(self, stream: Stream) -> None:
+        if self.failed:
+            stream.reset()
+            return
+        transport = BrokerTransport(stream, self._closed.append)
+        self._transports[stream] = transport
+        peer = Peer(stream.remote_host.name)
+        transport.connection = self.engine.open(peer, transport, self.host.now)
+
+    def received(self, stream: Stream, data: bytes) -> None:
+        transport = self._transports.get(stream)
+        if transport is None or transport.connection is None or self.failed:
+            return
+        connection = transport.connection
+        self.engine.receive(connection, data, self.host.now)
+        self._settle()
+        if connection.congested and connection.out_bytes > connection.max_output_bytes:
+            transport.reading_paused = True
+            stream.pause()
+
+    def writable(self, stream: Stream) -> None:
+        transport = self._transports.get(stream)
+        if transport is None or transport.connection is None or self.failed:
+            return
+        if transport.reading_paused:
+            transport.reading_paused = False
+            stream.resume()
+        self.engine.writable(transport.connection, self.host.now)
+        self._settle()
+
+    def lost(self, stream: Stream) -> None:
+        transport = self._transports.pop(stream, None)
+        if transport is not None and not self.failed:
+            self._lose(transport)
+            self._settle()
+
+    def _lose(self, transport: BrokerTransport) -> None:
+        connection, transport.connection = transport.connection, None
+        if connection is not None:
+            self.engine.lose(connection, self.host.now)
+
+    def _settle(self) -> None:
+        """After every call into the engine. A transport that was closed is lost only then, as an event loop would have it."""
+        self.commits.flush()
+        while self._closed and not self.failed:
+            for transport in self._closed:
+                self._transports.pop(transport.stream, None)
+                self._lose(transport)
+            self._closed.clear()
+            self.commits.flush()
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self.open and self.engine.next_deadline() <= self.host.now:
+            self.engine.tick(self.host.now)
+            self._settle()
+
+    def next_deadline(self) -> float:
+        return self.engine.next_deadline() if self.open else float("inf")
