@@ -21,11 +21,14 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from nearcast.emulation import syscalls
 from nearcast.emulation.directories import WanDirectory
+
+_NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS
 
 #: Longest that taking a WAN down may take, in seconds: processes get their ``stop_timeout_s`` within it. Then all is killed.
 TEARDOWN_SECONDS = 60
@@ -62,20 +65,34 @@ def main(arguments: list[str]) -> int:
 
 def _own_pid_namespace() -> bool:
     """Whether the next child will be PID 1 of its own namespace, with mounts of its own."""
-    wanted = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS
     try:
-        syscalls.unshare(wanted)
+        syscalls.unshare(_NAMESPACES)
     except OSError:
-        user, group = os.geteuid(), os.getegid()
-        try:
-            syscalls.unshare(wanted | syscalls.CLONE_NEWUSER)
-            # The same user inside as outside: programs find their files and are nobody special once they are executed.
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        except OSError:
+        if not _tried(_enter_user_namespace):
             return False
+        _enter_user_namespace()
     return True
+
+
+def _enter_user_namespace() -> None:
+    """Be the same user with all capabilities over namespaces of one's own. Programs executed in there are nobody special."""
+    user, group = os.geteuid(), os.getegid()
+    syscalls.unshare(_NAMESPACES | syscalls.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _tried(attempt: Callable[[], None]) -> bool:
+    """Whether something works, tried in a process that ends with it: half a user namespace could not be left again."""
+    child = os.fork()
+    if child == 0:
+        try:
+            attempt()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _keep(directory: WanDirectory, owner: int, lock: int, own_pids: bool, *, detached: bool) -> int:

@@ -286,7 +286,10 @@ def _configure(address: str, network: ipaddress.IPv4Network, mtu_bytes: int) -> 
 
         bring_up(b"lo")
         request(_SIOCSIFMTU, "i", mtu_bytes)
-        request(_SIOCSIFTXQLEN, "i", QUEUE_PACKETS)
+        try:
+            request(_SIOCSIFTXQLEN, "i", QUEUE_PACKETS)
+        except PermissionError:
+            pass  # in a user namespace, where only the machine's root may: the device keeps its 500
         request(_SIOCSIFADDR, "HH4s", socket.AF_INET, 0, ipaddress.IPv4Address(address).packed)
         request(_SIOCSIFNETMASK, "HH4s", socket.AF_INET, 0, network.netmask.packed)
         bring_up(device)
