@@ -11,7 +11,6 @@ from nearcast.network.latency import GreatCircle, Latency, MatrixLatency, fibre_
 from nearcast.network.network import Network
 from nearcast.scenario import places
 from nearcast.scenario.checks import check_topology
-from nearcast.scenario.matrix_files import read_rtt_ms
 from nearcast.scenario.topology import LatencyModel, Site, Topology
 
 
@@ -53,8 +52,12 @@ def _latency(model: LatencyModel | None, sites: tuple[Site, ...]) -> Latency | N
     if model.kind == "matrix":
         if model.file is None:
             raise ConfigError("`model.file` is missing", key="model.file")
+        # Here, so that a network without a matrix does not load NumPy.
+        from nearcast.network.matrices import one_way_ms
+        from nearcast.scenario.matrix_files import read_rtt_ms
+
         rtt_ms = read_rtt_ms(model.file, [site.name for site in sites])
-        return MatrixLatency(rtt_ms / 2 + model.base_ms)
+        return MatrixLatency(one_way_ms(rtt_ms) + model.base_ms)
     where = [coordinates_of(site) for site in sites]
     ms_per_km = fibre_ms_per_km(model.inflation) if model.kind == "fibre" else model.ms_per_km
     return GreatCircle([place[0] for place in where], [place[1] for place in where], ms_per_km, model.base_ms)

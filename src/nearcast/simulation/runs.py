@@ -17,10 +17,10 @@ import msgspec
 
 from nearcast.errors import ConfigError, InvariantViolated
 from nearcast.scenario.assembly import build_network
-from nearcast.scenario.drawing import draw
 from nearcast.scenario.events import Event
 from nearcast.scenario.expansion import topology_of
 from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.timeline import timeline
 from nearcast.simulation.faults import describe
 from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.protocols import load_protocol
@@ -88,13 +88,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def schedule(scenario: Scenario, seed: int) -> tuple[Event, ...]:
     """Everything that is to happen to a deployment: what the scenario says and what the seed draws, by time."""
-    events = list(scenario.events)
-    if scenario.random_faults is not None:
-        topology = topology_of(scenario)
-        access = {name: host.access for host in topology.hosts for name in host.names()}
-        rng = random.Random(f"{seed}/faults")
-        events += draw(scenario.random_faults, topology.host_names(), scenario.duration_s, rng, access)
-    return tuple(sorted(events, key=lambda event: event.at_s))
+    return timeline(scenario, seed)
 
 
 def simulate(

@@ -11,6 +11,7 @@ import pytest
 
 from nearcast.errors import ConfigError
 from nearcast.network.conditions import Conditions
+from nearcast.scenario import matrix_files
 from nearcast.scenario.assembly import build_network, coordinates_of
 from nearcast.scenario.matrix_files import read_rtt_ms
 from nearcast.scenario.topology import Host, LatencyModel, Site, SiteLink, Topology
@@ -109,33 +110,30 @@ def test_a_site_that_links_reach_needs_no_place() -> None:
 
 # --- matrices ---
 
-PLAIN = "0,10,20\n12,0,30\n20,30,0\n"
+PLAIN = "0,10,20\n10,0,30\n20,30,0\n"
 
 
-def matrix_topology(path: Path, **changes: float) -> Topology:
-    return topology(model=LatencyModel(kind="matrix", file=str(path), **changes))  # type: ignore[arg-type]
+def matrix_topology(path: Path, base_ms: float = 0.0) -> Topology:
+    return topology(model=LatencyModel(kind="matrix", file=str(path), base_ms=base_ms))
 
 
 @pytest.mark.parametrize(
     "text",
     [
         PLAIN,
-        "# measured in May\n\n" + PLAIN,
         "vienna,berlin,rome\n" + PLAIN,
-        ",vienna,berlin,rome\nvienna,0,10,20\nberlin,12,0,30\nrome,20,30,0\n",
-        "site,rome,paris,berlin,vienna\nrome,0,1,30,20\nparis,2,0,4,5\nberlin,30,1,,12\nvienna,20,nan,10,0\n",
+        ",rome,paris,berlin,vienna\nrome,0,1,30,20\nparis,1,0,4,5\nberlin,30,4,,10\nvienna,20,nan,10,0\n",
     ],
 )
 def test_a_csv_matrix_is_round_trips(tmp_path: Path, text: str) -> None:
     (tmp_path / "rtt.csv").write_text(text)
     network, _ = build_network(matrix_topology(tmp_path / "rtt.csv", base_ms=1), Random(1))
-    assert network.one_way_ms(0, 1) == 6
-    assert network.one_way_ms(1, 0) == 7, "it need not be symmetric"
+    assert network.one_way_ms(0, 1) == network.one_way_ms(1, 0) == 6
     assert network.one_way_ms(1, 3) == 16
 
 
 def test_an_npz_matrix(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "rtt.npz", rtt_ms=np.array([[0, 10, np.nan], [12, 0, 30], [20, 30, 0]]))
+    np.savez_compressed(tmp_path / "rtt.npz", rtt_ms=np.array([[0, 10, np.nan], [10, 0, 30], [np.nan, 30, 0]]))
     network, _ = build_network(matrix_topology(tmp_path / "rtt.npz"), Random(1))
     assert network.one_way_ms(0, 1) == 5
     assert network.one_way_ms(0, 3) == math.inf, "not a number: no way"
@@ -144,43 +142,38 @@ def test_an_npz_matrix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("x.csv", b"", "the matrix is empty"),
-        ("x.csv", b"0,1\n1,0\n", "the matrix is 2 × 2; the topology has 3 sites"),
-        ("x.csv", b"0,1,2\n1,0\n", "row 2 of the matrix has 2 numbers, not 3"),
-        ("x.csv", b"0,1,2\n1,x,3\n", "row 2 of the matrix has 'x' where a number belongs"),
-        ("x.csv", b"0,1,2\n-1,0,2\n1,2,0\n", "-1.0 ms from berlin to vienna: must be 0 or more"),
-        ("x.csv", b"0,1,2\ninf,0,2\n1,2,0\n", "must be 0 or more, or nan"),
-        ("x.csv", b"vienna,berlin,paris\n0,1,2\n1,0,2\n1,2,0\n", "does not name the site 'rome'"),
-        ("x.csv", b"vienna,vienna,rome\n0,1,2\n1,0,2\n1,2,0\n", "names a site twice"),
-        ("x.csv", b"a,b\n0,1,2\n1,0,2\n1,2,0\n", "the header names 2 sites, the matrix is 3 × 3"),
-        ("x.csv", b",vienna,berlin,rome\nvienna,0,1,2\nrome,1,0,2\nberlin,1,2,0\n", "in the same order"),
-        ("x.csv", b"\xff\xfe\x00", "not a CSV file"),
-        ("x.npz", b"garbage", "not a .npz file"),
-        ("x.txt", b"", "a matrix is a .npz or .csv file, not '.txt'"),
+        ("x.csv", b"", ": the matrix is empty"),
+        ("x.csv", b"0,1\n1,0\n", ": the matrix is 2 × 2, and there are 3 sites"),
+        ("x.csv", b"0,1,2\n1,0\n", ":2: this row has 2 values"),
+        ("x.csv", b"0,1,2\n1,x,3\n", ":2: value 2 of this row is 'x', not a number"),
+        ("x.csv", b"vienna,berlin,paris\n0,1,2\n1,0,2\n1,2,0\n", ": the matrix has no row for the site 'rome'"),
+        ("x.csv", b"\xff\xfe\x00", ": not a CSV file"),
+        ("x.npz", b"garbage", ": not a .npz file"),
+        ("x.txt", b"", ": a matrix is a .npz or .csv file, not '.txt'"),
     ],
 )
 def test_a_matrix_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         build_network(matrix_topology(tmp_path / name), Random(1))
-    assert str(caught.value).startswith(f"{tmp_path}/{name}: ")
-    assert says in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/{name}{says}")
     assert "\n" not in str(caught.value)
 
 
-def test_an_archive_without_the_array_or_too_large_for_memory(tmp_path: Path) -> None:
+def test_an_archive_without_the_array_or_too_large_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "x.npz", other=np.zeros((3, 3)))
     with pytest.raises(ConfigError, match="no array `rtt_ms`"):
         read_rtt_ms(tmp_path / "x.npz", ["a"])
-    np.savez(tmp_path / "y.npz", rtt_ms=np.zeros(9))
-    with pytest.raises(ConfigError, match="square matrix of numbers"):
-        read_rtt_ms(tmp_path / "y.npz", ["a"])
-    np.savez_compressed(tmp_path / "z.npz", rtt_ms=np.zeros(26_000_000, dtype=np.float64))
-    with pytest.raises(ConfigError, match="more than 5,000 rows"):
-        read_rtt_ms(tmp_path / "z.npz", ["a"])
     np.savez(tmp_path / "o.npz", rtt_ms=np.array([{"a": 1}], dtype=object))
     with pytest.raises(ConfigError, match=r"not a \.npz file"):
         read_rtt_ms(tmp_path / "o.npz", ["a"])
+    monkeypatch.setattr(matrix_files, "MAX_FILE_BYTES", 1_000)
+    np.savez_compressed(tmp_path / "z.npz", rtt_ms=np.zeros(1_000))
+    with pytest.raises(ConfigError, match=r"larger than a matrix of 10,000 sites"):
+        read_rtt_ms(tmp_path / "z.npz", ["a"])
+    (tmp_path / "z.csv").write_text("0," * 1_000)
+    with pytest.raises(ConfigError, match=r"larger than a matrix of 10,000 sites"):
+        read_rtt_ms(tmp_path / "z.csv", ["a"])
 
 
 def test_a_missing_matrix_is_one_line(tmp_path: Path) -> None:
