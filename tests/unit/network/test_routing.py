@@ -47,8 +47,8 @@ def test_equal_ways_are_chosen_by_links_then_by_numbers_whatever_came_first() ->
 def test_changes_are_seen() -> None:
     made = graph(3, (0, 1, 1.0), (1, 2, 1.0), (0, 2, 5.0))
     assert sites_of(made, 0, 2) == [1, 2]
-    assert made.remove(1, 2) is not None
-    assert made.remove(1, 2) is None
+    made.remove(1, 2)
+    made.remove(1, 2)
     assert sites_of(made, 0, 2) == [2]
     made.add(1, 2, Link(Conditions(latency_ms=1), 1.0))
     assert sites_of(made, 0, 2) == [1, 2]
@@ -61,9 +61,48 @@ def test_sites_without_links_have_no_way() -> None:
 
 
 def test_remembered_trees_are_bounded() -> None:
-    size = 6_000
-    made = graph(size, *((0, site, 1.0) for site in range(1, 4)), *((site, 0, 1.0) for site in range(1, 4)))
-    made._tree_cells = 2 * size
-    for a, b in itertools.permutations(range(4), 2):
-        assert made.path(a, b) is not None
+    ring = [(site, (site + 1) % 8, 1.0) for site in range(8)]
+    made = graph(8, *ring)
+    made._tree_cells = 3 * 8
+    for a, b in itertools.permutations(range(8), 2):
+        assert sites_of(made, a, b) == [(a + step) % 8 for step in range(1, (b - a) % 8 + 1)]
         assert len(made._trees) <= 3
+
+
+def both_ways(*links: tuple[int, int, float]) -> list[tuple[int, int, float]]:
+    return [*links, *((b, a, latency_ms) for a, b, latency_ms in links)]
+
+
+def test_what_hangs_on_one_neighbour_needs_no_tree() -> None:
+    #   3 - 1 - 0 - 2 - 5        and a pair apart: 6 - 7
+    #       |
+    #       4
+    made = graph(8, *both_ways((0, 1, 1.0), (0, 2, 1.0), (1, 3, 1.0), (1, 4, 1.0), (2, 5, 1.0), (6, 7, 1.0)))
+    assert sites_of(made, 3, 5) == [1, 0, 2, 5]
+    assert sites_of(made, 5, 4) == [2, 0, 1, 4]
+    assert sites_of(made, 3, 4) == [1, 4]
+    assert sites_of(made, 3, 1) == [1]
+    assert sites_of(made, 0, 3) == [1, 3]
+    assert sites_of(made, 6, 7) == [7]
+    assert sites_of(made, 7, 6) == [6]
+    assert made.path(3, 6) is None
+    assert not made._trees
+
+
+def test_trees_behind_a_ring() -> None:
+    # A ring 0-1-2 with 3 - 4 behind 0 and 5 behind 2, of which 5 only sends.
+    made = graph(6, *both_ways((0, 1, 1.0), (1, 2, 1.0), (0, 2, 5.0), (0, 3, 1.0), (3, 4, 1.0)), (5, 2, 1.0))
+    assert sites_of(made, 4, 2) == [3, 0, 1, 2]
+    assert sites_of(made, 5, 4) == [2, 1, 0, 3, 4]
+    assert made.path(4, 5) is None
+    assert sites_of(made, 4, 3) == [3]
+
+
+def test_a_star_of_ten_thousand_sites() -> None:
+    size = 10_000
+    made = graph(size, *both_ways(*((0, site, 1.0) for site in range(1, size))))
+    for site in range(1, size):
+        path = made.path(site, size - site)
+        assert path is not None
+        assert len(path) == (0 if 2 * site == size else 2)
+    assert not made._trees
