@@ -1,15 +1,17 @@
-"""What the documentation shows is true: configurations load, the reference is up to date, links lead somewhere."""
+"""What the documentation shows is true: files load, the reference is up to date, links lead somewhere."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from nearcast.configfile import load_broker_config
+from nearcast.scenario.files import load_scenario, load_topology
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,7 +21,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_configuration_reference_is_up_to_date() -> None:
+def test_references_are_up_to_date() -> None:
     run = subprocess.run(
         [sys.executable, ROOT / "scripts/config_reference.py", "--check"], capture_output=True, text=True, check=False
     )
@@ -27,10 +29,21 @@ def test_configuration_reference_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.stem)
-def test_configurations_in_the_documentation_load(page: Path, tmp_path: Path) -> None:
-    for text in blocks(page, "toml"):
-        (tmp_path / "broker.toml").write_text(text)
-        load_broker_config(tmp_path / "broker.toml")
+def test_files_in_the_documentation_load(page: Path, tmp_path: Path) -> None:
+    """A block that begins with ``# name.toml`` is a file of that name, which other blocks of the page may refer to."""
+    paths = []
+    for number, text in enumerate(blocks(page, "toml")):
+        named = re.match(r"# ([\w-]+\.toml)\n", text)
+        paths.append(tmp_path / (named.group(1) if named else f"{number}.toml"))
+        paths[-1].write_text(text)
+    for path in paths:
+        content = tomllib.loads(path.read_text())
+        if "sites" in content:
+            load_topology(path)
+        elif "topology" in content:
+            load_scenario(path)
+        else:
+            load_broker_config(path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

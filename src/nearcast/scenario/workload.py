@@ -47,7 +47,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether the gaps between messages are random (exponential), as of many independent causes."""
 
     payload_bytes: int = 100
-    """Size of the payload, at least 32: it begins with the message's identity (:mod:`nearcast.scenario.identity`)."""
+    """Size of the payload, at least 32: it begins with the message's identity (``nearcast.scenario.identity``)."""
 
     qos: int = 0
     """0, 1 or 2."""
