@@ -16,15 +16,12 @@ from nearcast.emulation.control import Mode
 from nearcast.emulation.wan import Wan, WanStatus
 from nearcast.errors import EmulationError
 from nearcast.experiments.run import Run
+from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
 from nearcast.load.tally import LoadSummary
 from nearcast.scenario.expansion import expand_brokers, expand_clients, topology_of
 from nearcast.scenario.scenario import Broker, Scenario
 from nearcast.scenario.topology import Process, ReadyCheck, Topology
-
-START_S = 1.5
-START_PER_HOST_S = 0.75
-"""How long load processes get to be ready: importing costs each half a second of a core, and they share the cores."""
 
 GRACE_S = 20.0
 """After the scenario's end, a load process that has not ended is given up."""
@@ -84,12 +81,11 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     ) as wan:
         run.step(f"{len(hosts)} load processes begin")
         clock = SharedClock(clock_offset_ns())
-        start_ns = clock.now_ns() + int((START_S + START_PER_HOST_S * len(hosts)) * 1e9)
         spec = LoadSpec(
             scenario=loaded,
             run=events,
             seed=seed,
-            start_ns=start_ns,
+            meeting=str(specs.absolute()),
             clock_offset_ns=clock.offset_ns,
             events=str(directory.absolute()),
         )
@@ -97,10 +93,9 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
         path.write_bytes(msgspec.json.encode(spec))
         total_s = scenario.duration_s + scenario.settle_s
         async with asyncio.TaskGroup() as group:
-            loads = {
-                host: group.create_task(_load(wan, host, path, brokers, START_S + START_PER_HOST_S * len(hosts) + total_s))
-                for host in hosts
-            }
+            loads = {host: group.create_task(_load(wan, host, path, brokers, PATIENCE_S + total_s)) for host in hosts}
+            start_ns = await start_together(specs, hosts, clock)
+            run.step(f"{total_s:g} s on the emulated WAN")
             group.create_task(_happen(wan, scenario, clock, start_ns))
             group.create_task(_advance(run, clock, start_ns, total_s))
         status = await wan.status()

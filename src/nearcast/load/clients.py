@@ -2,7 +2,8 @@
 
 Owns the behaviour of a client when things go wrong. A first connection that fails is tried again. At QoS 0 a message that is
 due without a connection is skipped, as a sensor would; at QoS 1 and 2 it waits for the connection, until ``MAX_WAITING`` of a
-client do. Nothing is left out because time is short: a message that is sent late is sent all the same, and counted.
+client do (its ``sent_ns`` is when it was handed over, so the wait is part of its latency). Nothing is left out because time is
+short: a message that is sent late is sent all the same, and counted.
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ class LoadClient:
         self._pending: list[tuple[int, int]] = []
         """When each stream is due next: nanoseconds and the stream."""
         self._sending: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
+        self._open = asyncio.Event()
+        """There is a client whose subscriptions are in place; it may be reconnecting."""
         self._stopped = False
         self.dropped = 0
 
@@ -106,22 +110,28 @@ class LoadClient:
         self._stopped = True
 
     async def run(self) -> None:
+        """Ends by being cancelled; raises only what nobody foresaw."""
         await self._until(self._start_ns + int(self._description.start_s * 1e9))
         for stream in range(len(self._dues_s)):
             self._schedule(stream)
-        attempt = 0
         try:
-            while True:
-                try:
-                    await self._connected_life()
-                    return
-                except (ConnectionClosed, ConnectionRefused, RequestRefused) as error:
-                    self._observer.failed_to_connect(self._description, str(error))
-                await asyncio.sleep(_BACKOFF.delay_seconds(attempt, self._rng))
-                attempt += 1
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._stay_connected(), name=f"{self._description.name} connects")
+                if self._pending:
+                    group.create_task(self._publish(), name=f"{self._description.name} publishes")
         finally:
             for task in self._sending:
                 task.cancel()
+
+    async def _stay_connected(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._connected_life()
+            except (ConnectionClosed, ConnectionRefused, RequestRefused) as error:
+                self._observer.failed_to_connect(self._description, str(error))
+            await asyncio.sleep(_BACKOFF.delay_seconds(attempt, self._rng))
+            attempt += 1
 
     async def _connected_life(self) -> None:
         description = self._description
@@ -142,13 +152,13 @@ class LoadClient:
             if description.subscribe:
                 await client.subscribe(*(SubscriptionRequest(wanted.filter, wanted.qos) for wanted in description.subscribe))
                 self._observer.subscribed(description)
-            async with asyncio.TaskGroup() as group:
-                if self._pending:
-                    group.create_task(self._publish(client), name=f"{description.name} publishes")
-                group.create_task(self._receive(client), name=f"{description.name} receives")
-        except* NearcastError as errors:
-            raise errors.exceptions[0] from None
+            self._client = client
+            self._open.set()
+            async for message in client.messages:
+                self._observer.delivered(description, message)
         finally:
+            self._open.clear()
+            self._client = None
             self.dropped += client.messages.dropped
             await client.__aexit__(None, None, None)
 
@@ -157,10 +167,6 @@ class LoadClient:
             self._observer.connected(self._description)
         else:
             self._observer.disconnected(self._description, reason)
-
-    async def _receive(self, client: Client) -> None:
-        async for message in client.messages:
-            self._observer.delivered(self._description, message)
 
     # -- publishing --------------------------------------------------------------------------------------------------------
 
@@ -174,24 +180,25 @@ class LoadClient:
         while (remaining_s := (moment_ns - self._clock.now_ns()) / 1e9) > TIMER_S:  # noqa: ASYNC110
             await asyncio.sleep(remaining_s)
 
-    async def _publish(self, client: Client) -> None:
+    async def _publish(self) -> None:
         while self._pending:
             due_ns, stream = self._pending[0]
             await self._until(due_ns)
             if self._stopped:
                 return
             heapq.heappop(self._pending)
-            await self._send(client, stream, due_ns)
+            await self._send(stream, due_ns)
             self._schedule(stream)
 
-    async def _send(self, client: Client, stream: int, due_ns: int) -> None:
+    async def _send(self, stream: int, due_ns: int) -> None:
         description = self._description
         publishing = description.publish[stream]
         sequence = self._sequences[stream]
         self._sequences[stream] += 1
         number = self._numbers[stream]
         message = Outgoing(description, stream, number, sequence, due_ns, self._clock.now_ns())
-        if publishing.qos == 0 and not client.connected:
+        client = self._client
+        if publishing.qos == 0 and (client is None or not client.connected):
             self._observer.skipped(message, "no connection")
             return
         if len(self._sending) >= MAX_WAITING:
@@ -199,20 +206,25 @@ class LoadClient:
             return
         payload = encode_identity(Identity(number, sequence, message.sent_ns), publishing.payload_bytes)
         self._observer.published(message)
-        if publishing.qos == 0:
-            await client.publish(publishing.topic, payload, 0, publishing.retain)
+        if publishing.qos == 0 and client is not None:
+            try:
+                await client.publish(publishing.topic, payload, 0, publishing.retain)
+            except NearcastError:
+                pass  # lost with its connection, as QoS 0 allows
         else:
-            task = asyncio.create_task(self._acknowledged(client, message, payload), name=f"{description.name} {sequence}")
+            task = asyncio.create_task(self._acknowledged(message, payload), name=f"{description.name} {sequence}")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _acknowledged(self, client: Client, message: Outgoing, payload: bytes) -> None:
+    async def _acknowledged(self, message: Outgoing, payload: bytes) -> None:
         publishing = message.client.publish[message.stream]
         try:
-            await client.publish(publishing.topic, payload, publishing.qos, publishing.retain)
+            while self._client is None:
+                await self._open.wait()
+            await self._client.publish(publishing.topic, payload, publishing.qos, publishing.retain)
         except RequestRefused as error:
             self._observer.refused(message, str(error))
         except NearcastError:
-            pass  # the connection is over for good: the message stays unacknowledged, and is counted as such
+            pass  # the client is given up: the message stays unacknowledged, and is missed where somebody expects it
         else:
             self._observer.acknowledged(message)

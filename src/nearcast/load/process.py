@@ -14,6 +14,7 @@ import uvloop
 from nearcast.client import Message
 from nearcast.errors import ConfigError, NearcastError
 from nearcast.load.clients import LoadClient, Outgoing
+from nearcast.load.meeting import begin
 from nearcast.load.spec import LoadSpec, SharedClock
 from nearcast.load.tally import Histogram, LoadSummary, Received
 from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
@@ -53,7 +54,11 @@ class _Load:
             for stream in range(len(client.publish))
         }
         self._require_descriptors(len(self._descriptions))
-        self._events = None if spec.events is None else EventWriter(spec.events, spec.run, source=spec.host or "load")
+        self._events = None
+        if spec.events is not None:
+            self._events = EventWriter(
+                spec.events, spec.run, source=spec.host or "load", seconds_per_file=spec.seconds_per_file
+            )
         self._late_ns = int(spec.late_ms * 1e6)
         self._received: dict[tuple[str, int], Received] = {}
         self._ending = False
@@ -68,8 +73,8 @@ class _Load:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._over.set)
         began, began_cpu = time.monotonic(), time.process_time()
+        start_ns = await self._start_ns()
         ready_ns = self._clock.now_ns()
-        start_ns = ready_ns if self._spec.start_ns is None else self._spec.start_ns
         end_ns = start_ns + int((self._scenario.duration_s + self._scenario.settle_s) * 1e9)
         connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
         clients = [self._client(description, start_ns, connecting) for description in self._descriptions]
@@ -127,6 +132,11 @@ class _Load:
             recording_stalled_ms=0.0 if self._events is None else round(self._events.stalled_s * 1e3, 3),
             cpu_share=round((time.process_time() - began_cpu) / max(elapsed, 1e-9), 3),
         )
+
+    async def _start_ns(self) -> int:
+        if self._spec.meeting is not None:
+            return await begin(self._spec.meeting, self._spec.host or "load")
+        return self._clock.now_ns() if self._spec.start_ns is None else self._spec.start_ns
 
     def _client(self, description: expansion.Client, start_ns: int, connecting: asyncio.Semaphore) -> LoadClient:
         address = self._spec.addresses.get(description.broker, description.broker)

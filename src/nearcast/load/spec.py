@@ -30,8 +30,11 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Schedules follow from it. All processes of a run have the same."""
 
     start_ns: int | None = None
-    """When the scenario begins, on the shared clock; unset begins at once. Processes that are to begin together get a moment
-    that is still to come. One that comes late says by how much."""
+    """When the scenario begins, on the shared clock; unset begins at once. One that comes too late says by how much."""
+
+    meeting: str | None = None
+    """A directory in which processes that are to begin together meet, instead of ``start_ns``: each makes ``HOST.ready`` in it
+    and waits for the file ``start``, which holds ``start_ns`` (:func:`nearcast.load.meeting.start_together`)."""
 
     clock_offset_ns: int | None = None
     """What turns this machine's monotonic clock into the shared one (nanoseconds since 1970). Processes of one machine get the
@@ -43,6 +46,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     events: str | None = None
     """Directory to record events in; unset records none."""
+
+    seconds_per_file: float = 10.0
+    """How long a file of events is written to: what a process that is killed loses at most."""
 
     late_ms: float = 10.0
     """A message sent so much later than due counts as late."""
