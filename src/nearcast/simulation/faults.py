@@ -42,8 +42,10 @@ class Faults:
         # Who changed what last: a number per link, access link, disk and paused host.
         self._changes: dict[object, int] = {}
         self._change = 0
-        self._original_access: dict[int, Conditions] = {}
-        self._original_links: dict[tuple[int, int], Conditions | None] = {}
+        # What comes back: as it was at first, or as the last event without an end left it.
+        self._usual_access: dict[int, Conditions] = {}
+        self._usual_links: dict[tuple[int, int], Conditions | None] = {}
+        self._usual_disks: dict[int, tuple[bool, float]] = {}
 
     def apply(self, event: Event) -> None:
         self._trace(describe(event))
@@ -117,11 +119,13 @@ class Faults:
         pairs = [(a, b)] if event.one_way else [(a, b), (b, a)]
         network = self._world.network
         for pair in pairs:
-            self._original_links.setdefault(pair, network.link_conditions(*pair))
+            self._usual_links.setdefault(pair, network.link_conditions(*pair))
+            if event.for_s is None:
+                self._usual_links[pair] = event.conditions
             network.connect(*pair, event.conditions, one_way=True)
 
             def restore(pair: tuple[int, int] = pair) -> None:
-                before = self._original_links[pair]
+                before = self._usual_links[pair]
                 if before is None:
                     network.disconnect(*pair, one_way=True)
                 else:
@@ -132,22 +136,27 @@ class Faults:
     def _change_access(self, event: ChangeAccess) -> None:
         host = self._host(event.host)
         network = self._world.network
-        self._original_access.setdefault(host.index, network.access_conditions(host.index))
+        self._usual_access.setdefault(host.index, network.access_conditions(host.index))
+        if event.for_s is None:
+            self._usual_access[host.index] = event.conditions
         network.set_access(host.index, event.conditions)
 
         def restore() -> None:
-            network.set_access(host.index, self._original_access[host.index])
+            network.set_access(host.index, self._usual_access[host.index])
 
         self._later(("access", host.index), event.for_s, restore, f"the access link of {host.name} is as before")
 
     def _fail_disk(self, event: FailDisk) -> None:
-        disk = self._host(event.host).disk
+        host = self._host(event.host)
+        disk = host.disk
+        self._usual_disks.setdefault(host.index, (disk.full, disk.sync_s))
         disk.full = event.full
         disk.sync_s = DEFAULT_SYNC_S if event.sync_s is None else event.sync_s
+        if event.for_s is None:
+            self._usual_disks[host.index] = (disk.full, disk.sync_s)
 
         def restore() -> None:
-            disk.full = False
-            disk.sync_s = DEFAULT_SYNC_S
+            disk.full, disk.sync_s = self._usual_disks[host.index]
 
         self._later(("disk", event.host), event.for_s, restore, f"the disk of {event.host} is well again")
 

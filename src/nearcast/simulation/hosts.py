@@ -275,6 +275,8 @@ class Host:
             node.synced(first)
         else:
             stream: Stream = first
+            if stream.finished:
+                return  # Closed by this process while it could not be told.
             if what == STREAM_RECEIVED:
                 stream.read(second)
             elif what == ACCEPTED:

@@ -58,8 +58,8 @@ def _file(path: Path, directory: Path | None) -> object:
             sys.modules[name] = module
             try:
                 spec.loader.exec_module(module)
-            except BaseException:
+            except Exception as error:  # the user's own code, whatever it raises
                 del sys.modules[name]
-                raise
+                raise ConfigError(f"`protocol`: {candidate} cannot be loaded: {type(error).__name__}: {error}") from error
             return module
     raise ConfigError(f"`protocol`: there is no file {candidates[0]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -70,7 +71,9 @@ def _answers(tasks: Sequence[_Task], jobs: int) -> Iterator[_Answer]:
         yield from map(_work, tasks)
         return
     # A fresh interpreter for each: what threads or sockets this process has is not copied into them.
-    executor = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
+    executor = ProcessPoolExecutor(
+        min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"), initializer=_die_of_interrupts
+    )
     try:
         futures: list[Future[_Answer]] = [executor.submit(_work, task) for task in tasks]
         for future in as_completed(futures):
@@ -78,7 +81,12 @@ def _answers(tasks: Sequence[_Task], jobs: int) -> Iterator[_Answer]:
     except BrokenProcessPool as error:
         raise NearcastError("a process that simulated was killed, perhaps for lack of memory: try --jobs 1") from error
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _die_of_interrupts() -> None:
+    """Ctrl-C reaches every process of the terminal's group; only the first one has something to say about it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _work(task: _Task) -> _Answer:

@@ -83,7 +83,7 @@ class Stream:
         self._world: World = host.world
         self.state: i64 = CONNECTING
         self.remote: Stream | None = None
-        self._finished = False  # the process wants to hear no more of it
+        self.finished = False  # the process wants to hear no more of it
         self._opened_at: float = self._world.now
         # Sending. `_buffer` holds everything from `_acked` on; bytes below `_next` are on their way.
         self._buffer = bytearray()
@@ -158,7 +158,7 @@ class Stream:
 
     def close(self) -> None:
         """Send what was written, then end. Nothing is called back for this stream any more."""
-        self._finished = True
+        self.finished = True
         if self.state >= CLOSING:
             return
         if self.state != OPEN or self._unread_bytes:
@@ -172,7 +172,7 @@ class Stream:
 
     def reset(self) -> None:
         """End at once; what is on its way is lost, and the peer is told."""
-        self._finished = True
+        self.finished = True
         if self.state == DEAD:
             return
         if self._world.tracer is not None:
@@ -216,7 +216,7 @@ class Stream:
 
     def read(self, data: bytes) -> None:
         """Bytes reach the process now (a paused one resumed): the window opens by as much."""
-        if self._finished:
+        if self.finished:
             return
         if not self._reading:
             self._unread.append(data)
@@ -521,7 +521,7 @@ class Stream:
 
     def _end(self, reason: str) -> None:
         """The stream ended by itself: tell the process, unless it had already said goodbye."""
-        tell = not self._finished and self.state != ANSWERED and self.state != CLOSING
+        tell = not self.finished and self.state != ANSWERED and self.state != CLOSING
         self._die()
         if tell:
             self.host.tell(CLOSED, self, reason)

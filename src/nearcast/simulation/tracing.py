@@ -23,7 +23,7 @@ MAX_SENT_LINES = 200_000
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One thing that happened. ``number`` is the message or event it is about (-1: none), ``cause`` the one it happened in."""
+    """One thing that happened. ``number`` is the message it is about, ``cause`` the one it is an answer to; -1 is none."""
 
     at_s: float
     host: int
@@ -49,7 +49,8 @@ class Tracer:
         world = self.world
         if world is None:
             return None
-        made = Line(world.now, host, text, number, world.cause, self.told)
+        cause = world.cause if world.cause in self.sent_lines else -1
+        made = Line(world.now, host, text, number, cause, self.told)
         self.told += 1
         kept = self.lines.get(host)
         if kept is None:
