@@ -21,6 +21,7 @@ from mypy_extensions import i64
 
 from nearcast.errors import LocalProtocolError
 from nearcast.network.conditions import Conditions
+from nearcast.network.endpoints import Cuts, Endpoint
 from nearcast.network.latency import Latency
 from nearcast.network.links import FULL, IDEAL, LOST, UNREACHABLE, Dice, Link
 from nearcast.network.routing import Graph
@@ -35,18 +36,6 @@ _ROUTES: Final = 262_144
 """Bound on remembered routes beyond that: then all are forgotten and found again when needed."""
 
 
-class _Endpoint:
-    """A host as the network sees it."""
-
-    def __init__(self, site: i64, access: Conditions) -> None:
-        self.site: i64 = site
-        self.up = Link(access, access.latency_ms)
-        self.down = Link(access, access.latency_ms)
-        # One bit for each cut that stops what this endpoint sends (`no_out`), or what is sent to it (`no_in`).
-        self.no_out = 0
-        self.no_in = 0
-
-
 class _Route:
     """What leads from one site to another: links, or for a pair without a link of its own only a latency."""
 
@@ -58,16 +47,6 @@ class _Route:
         self.reachable = latency_ms < math.inf
         self.doubles = any(link.duplicate > 0.0 for link in links)
         self.epoch: i64 = epoch
-
-
-class _Cut:
-    """An active cut: which bits it set, and where."""
-
-    def __init__(self, sources: list[int], targets: list[int], bit: int, back_bit: int) -> None:
-        self.sources = sources
-        self.targets = targets
-        self.bit = bit
-        self.back_bit = back_bit
 
 
 class Network:
@@ -87,7 +66,7 @@ class Network:
         self._latency = latency
         self._model = model
         self._dice = Dice(rng)
-        self._endpoints: list[_Endpoint] = []
+        self._endpoints: list[Endpoint] = []
         self._locals: list[Link] = [Link(IDEAL, 0.0) for _ in sites]
         self._graph = Graph(len(sites))
         self._model_links: dict[int, Link] = {}
@@ -97,9 +76,7 @@ class Network:
         self._epoch: i64 = 0
         self._table: list[_Route | None] = [None] * (len(sites) * len(sites)) if self._stateful else []
         self._routes: dict[int, _Route] = {}
-        self._cuts: dict[int, _Cut] = {}
-        self._next_handle = 1
-        self._bits = 0
+        self._cuts = Cuts()
         self._copy_arrival = LOST
 
     # --- building and changing ---
@@ -140,7 +117,7 @@ class Network:
     def join(self, site: i64, access: Conditions | None = None) -> int:
         """A new endpoint at ``site``; returns its index. ``access`` is its own link, each way."""
         self._check_site(site)
-        self._endpoints.append(_Endpoint(site, IDEAL if access is None else access))
+        self._endpoints.append(Endpoint(site, IDEAL if access is None else access))
         return len(self._endpoints) - 1
 
     def set_access(self, endpoint: i64, conditions: Conditions) -> None:
@@ -171,41 +148,17 @@ class Network:
 
         Cuts add up: what two cuts stop stays stopped until both are healed. An endpoint still reaches itself.
         """
-        for endpoint in sources:
-            self._endpoint(endpoint)
-        for endpoint in targets:
-            self._endpoint(endpoint)
-        bit = self._take_bit()
-        made = _Cut(list(sources), list(targets), bit, 0 if one_way else self._take_bit())
-        for endpoint in made.sources:
-            self._endpoints[endpoint].no_out |= made.bit
-            self._endpoints[endpoint].no_in |= made.back_bit
-        for endpoint in made.targets:
-            self._endpoints[endpoint].no_in |= made.bit
-            self._endpoints[endpoint].no_out |= made.back_bit
-        handle = self._next_handle
-        self._next_handle += 1
-        self._cuts[handle] = made
-        return handle
+        from_ = [self._endpoint(endpoint) for endpoint in sources]
+        to = [self._endpoint(endpoint) for endpoint in targets]
+        return self._cuts.make(from_, to, one_way)
 
     def heal(self, handle: int) -> None:
         """Undoes one cut. A handle whose cut is already healed does nothing."""
-        made = self._cuts.pop(handle, None)
-        if made is None:
-            return
-        kept = ~(made.bit | made.back_bit)
-        self._bits &= kept
-        for endpoint in made.sources:
-            self._endpoints[endpoint].no_out &= kept
-            self._endpoints[endpoint].no_in &= kept
-        for endpoint in made.targets:
-            self._endpoints[endpoint].no_out &= kept
-            self._endpoints[endpoint].no_in &= kept
+        self._cuts.heal(handle)
 
     def heal_all(self) -> None:
         """Undoes every cut."""
-        for handle in list(self._cuts):
-            self.heal(handle)
+        self._cuts.heal_all()
 
     # --- packets ---
 
@@ -218,7 +171,7 @@ class Network:
             return now
         sender = self._endpoints[source]
         receiver = self._endpoints[target]
-        if self._bits and sender.no_out & receiver.no_in:
+        if self._cuts.bits and sender.no_out & receiver.no_in:
             self.unreachable += 1
             return UNREACHABLE
         up = sender.up
@@ -409,12 +362,7 @@ class Network:
             link.configure(conditions, conditions.latency_ms)
         self._epoch += 1  # every known route is out of date
 
-    def _take_bit(self) -> int:
-        bit = ~self._bits & (self._bits + 1)  # the lowest that is free
-        self._bits |= bit
-        return bit
-
-    def _endpoint(self, index: i64) -> _Endpoint:
+    def _endpoint(self, index: i64) -> Endpoint:
         if not 0 <= index < len(self._endpoints):
             raise LocalProtocolError(f"there is no endpoint {index}: {len(self._endpoints)} have joined")
         return self._endpoints[index]

@@ -203,9 +203,9 @@ class TestCuts:
         network = linked((0, 1, 1.0))
         for _ in range(1_000):
             network.heal(network.cut([0], [1]))
-        assert network._bits == 0
+        assert network._cuts.bits == 0
         network.cut([0], [1])
-        assert network._bits == 0b11
+        assert network._cuts.bits == 0b11
 
     def test_the_lists_handed_in_may_change_afterwards(self) -> None:
         network = linked((0, 1, 1.0))
@@ -292,7 +292,7 @@ class TestChanges:
         network = linked()
         with pytest.raises(LocalProtocolError):
             misuse(network)  # type: ignore[operator]
-        assert network._bits == 0
+        assert network._cuts.bits == 0
 
 
 class TestDuplicates:
