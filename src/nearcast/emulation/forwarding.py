@@ -28,6 +28,9 @@ BATCH_PACKETS: Final = 32
 EARLY_S: Final = 10e-6
 """A packet due so soon is written now: waking up for it would take longer."""
 
+SPIN_SHARE: Final = 0.25
+"""Time awake that sleeping earns: waiting for deadlines awake takes at most so much of the time when nothing is to be done."""
+
 HISTOGRAM_BUCKETS: Final = 208
 """Microseconds from 0 to 2**28 (more than four minutes) at three significant bits."""
 
@@ -59,7 +62,9 @@ class Histogram:
 class Forwarder:
     """All packets between a set of devices.
 
-    ``descriptors[i]`` is the device of endpoint i of ``network`` and ``addresses[i]`` its IPv4 address, four bytes.
+    ``descriptors[i]`` is the device of endpoint i of ``network`` and ``addresses[i]`` its IPv4 address, four bytes. With
+    ``max_held_packets`` or ``max_held_bytes`` under way, more are dropped. A packet that is due within ``spin_s`` is waited
+    for awake: going to sleep and waking up would take longer.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class Forwarder:
         self.held_bytes: i64 = 0
         self.sequence: i64 = 0
         self.armed_for: float = -1.0
-        # Counted: everything that is read is exactly one of read packets that the network took, and these.
+        # Every packet received is counted once more: by the network, or as malformed, spoofed or misaddressed.
         self.received: i64 = 0
         self.received_bytes: i64 = 0
         self.malformed: i64 = 0
@@ -95,6 +100,7 @@ class Forwarder:
         self.delivered: i64 = 0
         self.duplicated: i64 = 0
         self.refused: i64 = 0
+        self.gone: i64 = 0
         self.rounds: i64 = 0
         self.lateness = Histogram()
         self.waiting = Histogram()
@@ -107,35 +113,45 @@ class Forwarder:
         by_descriptor = self.by_descriptor
         others: list[int] = []
         before = monotonic()  # when the round before began
-        blocked = True
+        credit = 0.0
         while not others:
             due = self.release()
-            if due >= 0.0 and due - monotonic() < self.spin_s:
-                blocked = False
+            slept = monotonic()
+            spin = self.spin_s if credit > self.spin_s else credit
+            if due >= 0.0 and due - slept <= spin:
                 ready = poller.poll(0, 256)
+                began = monotonic()
+                credit -= began - slept
+                blocked = False
             else:
                 if due >= 0.0 and due != self.armed_for:
-                    arm(due)
+                    arm(due - spin)
                     self.armed_for = due
-                sleeps = monotonic()
                 ready = poller.poll(-1, 256)
-                # Packets that were there already waited for as long as the round before took.
-                blocked = monotonic() - sleeps > 5e-6
-            began = monotonic()
+                began = monotonic()
+                credit = min(credit + SPIN_SHARE * (began - slept), 10.0 * self.spin_s)
+                # If it did not sleep, packets had come in the round before and waited for its end.
+                blocked = began - slept > 5e-6
             self.rounds += 1
             for descriptor, _ in ready:
                 endpoint = by_descriptor.get(descriptor, -1)
                 if endpoint >= 0:
                     read = self.receive(endpoint)
+                    if read < 0:
+                        poller.unregister(descriptor)
+                        self.gone += 1
+                        continue
                     self.waiting.add(0.0 if blocked else began - before, read)
                     self.release()
-                elif descriptor != timer:
+                elif descriptor == timer:
+                    self.armed_for = -1.0
+                else:
                     others.append(descriptor)
             before = began
         return others
 
     def receive(self, endpoint: i64) -> i64:
-        """Take what waits in an endpoint's device, up to a batch; returns how many packets that was."""
+        """Take what waits in an endpoint's device, up to a batch; returns how many that was, -1 if the device is gone."""
         descriptor = self.descriptors[endpoint]
         mtu_bytes = self.mtu_bytes
         count: i64 = 0
@@ -144,6 +160,8 @@ class Forwarder:
                 packet = os.read(descriptor, mtu_bytes)
             except BlockingIOError:
                 break
+            except OSError:
+                return -1  # somebody inside has removed it
             count += 1
             self.take(endpoint, packet, monotonic())
         return count

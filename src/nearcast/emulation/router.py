@@ -42,8 +42,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     realtime: bool = True
     """Ask for real-time scheduling, so that busy processes do not delay packets; go without where refused."""
 
-    spin_s: float = 0.0
-    """Stay awake when the next packet is due sooner than this, in seconds. More is more exact and costs CPU."""
+    spin_s: float = 100e-6
+    """Wake up so long before a packet is due, in seconds, and wait for the moment awake, as far as a quarter of the idle time
+    goes. 0 saves a few percent of a core and makes packets a tenth of a millisecond late."""
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -185,7 +186,10 @@ class RouterStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The router held as much as it may. Above zero, the run shows the router, not the network."""
 
     refused: int
-    """The host's kernel did not take them."""
+    """The host's kernel did not take them: its device is down or gone."""
+
+    gone: int
+    """Devices that somebody inside the host has removed."""
 
     lateness: Durations
     """Per packet: how much later than due it was written."""
@@ -214,6 +218,7 @@ class Router:
         self._control = control
         self._lock = threading.Lock()
         self._received = b""
+        self._broken = ""
 
     @classmethod
     def start(
@@ -282,6 +287,8 @@ class Router:
     def _exchange(self, message: msgspec.Struct, kind: type[T] | None, timeout_s: float = ANSWER_TIMEOUT_S) -> T:
         """Send a line, wait for its answer, give its result as ``kind``."""
         with self._lock:
+            if self._broken:
+                raise EmulationError(self._broken)
             try:
                 self._control.settimeout(timeout_s)
                 self._control.sendall(msgspec.json.encode(message) + b"\n")
@@ -291,7 +298,9 @@ class Router:
                         raise EmulationError(self._epitaph())
                     self._received += data
             except TimeoutError:
-                raise EmulationError(f"the router did not answer within {timeout_s:g} s: the machine is overloaded") from None
+                # A late answer would be taken for the next one's.
+                self._broken = f"the router did not answer within {timeout_s:g} s: the machine is overloaded"
+                raise EmulationError(self._broken) from None
             except OSError as problem:
                 raise EmulationError(f"{self._epitaph()} ({problem.strerror or problem})") from problem
             line, _, self._received = self._received.partition(b"\n")

@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> int:
     if settings.realtime:
         take_precedence()
     control.answer(Answer())
+    control.stop_waiting()
     serve(forwarder, network, control)
     return 0
 
@@ -96,11 +97,16 @@ def serve(forwarder: Forwarder, network: Network, control: Control) -> None:
     gc.disable()
     while True:
         forwarder.serve(poller, timer.arm, timer.descriptor)
-        lines = control.receive()
-        if lines is None:
-            return
-        for line in lines:
-            control.answer(obey(line, forwarder, network))
+        if control.pending:
+            control.flush()
+        else:
+            lines = control.receive()
+            if lines is None:
+                return
+            for line in lines:
+                control.answer(obey(line, forwarder, network))
+        # An answer that its reader does not take holds up commands, never packets.
+        poller.modify(control.descriptor, select.EPOLLOUT if control.pending else select.EPOLLIN)
 
 
 def obey(line: bytes, forwarder: Forwarder, network: Network) -> Answer:
@@ -151,6 +157,7 @@ def statistics(forwarder: Forwarder, network: Network) -> RouterStatistics:
         misaddressed=forwarder.misaddressed,
         overflowed=forwarder.overflowed,
         refused=forwarder.refused,
+        gone=forwarder.gone,
         lateness=_durations(forwarder.lateness),
         waiting=_durations(forwarder.waiting),
         starved_s=_starved_s(),
@@ -188,12 +195,20 @@ class Control:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received = b""
+        self.pending = b""
+        """What is still to be sent."""
         self.descriptor = connection.fileno()
 
+    def stop_waiting(self) -> None:
+        """From now on nothing here waits for the other side."""
+        self._connection.setblocking(False)
+
     def receive(self) -> list[bytes] | None:
-        """The whole lines that have come, maybe none yet; None when the other side is gone. Waits for the first byte."""
+        """The whole lines that have come, maybe none yet; None when the other side is gone."""
         try:
             data = self._connection.recv(1 << 20)
+        except BlockingIOError:
+            return []
         except OSError:
             return None
         if not data or len(self._received) > MAX_COMMAND_BYTES:
@@ -202,11 +217,18 @@ class Control:
         return lines
 
     def answer(self, answer: Answer) -> None:
-        """Waits while the other side does not read: it sends the next command only after it has read this."""
+        self.pending += msgspec.json.encode(answer) + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the other side takes now."""
         try:
-            self._connection.sendall(msgspec.json.encode(answer) + b"\n")
+            while self.pending:
+                self.pending = self.pending[self._connection.send(self.pending) :]
+        except BlockingIOError:
+            pass
         except OSError:
-            pass  # it is gone; the next receive says so
+            self.pending = b""  # it is gone; the next receive says so
 
 
 class _TimerSpecification(ctypes.Structure):
