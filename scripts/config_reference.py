@@ -23,6 +23,8 @@ class Page:
     introduction: str
     modules: tuple[str, ...]
     tables: dict[str, str]
+    parts: dict[str, str]
+    """Headings above the section of a struct; where there are any, sections are one level lower."""
 
 
 CONFIGURATION = Page(
@@ -42,6 +44,7 @@ This page is made from `src/nearcast/config.py` by `scripts/config_reference.py`
         "Persistence": "`[persistence]`",
         "Observability": "`[observability]`",
     },
+    parts={},
 )
 
 SCENARIOS = Page(
@@ -49,9 +52,9 @@ SCENARIOS = Page(
     introduction="""# Topology and scenario files
 
 A **topology** says where things are: sites, the links between them, hosts at sites, programs on hosts. `nearcast wan` brings
-it up as real network namespaces. A **scenario** is a topology with brokers, clients and what happens to them; `nearcast simulate`
-runs it in virtual time, experiments run it in both worlds. Both are TOML. Every key is optional unless it says otherwise;
-unknown keys are refused, and an error names the file, the line and the key.
+it up as real network namespaces. A **scenario** is a topology with brokers, clients and what happens to them;
+`nearcast simulate` runs it in virtual time, experiments run it in both worlds. Both are TOML. Every key is optional unless it
+says otherwise; unknown keys are refused, and an error names the file, the line and the key.
 
 This page is made from the structs in `src/nearcast/scenario` by `scripts/config_reference.py`.
 
@@ -67,12 +70,12 @@ description = "Two cells 5 ms apart, a cloud 40 ms away, one car."
 [[sites]]
 name = "east"
 latitude = 48.21
-longitude = 16.45
+longitude = 16.40
 
 [[sites]]
 name = "west"
 latitude = 48.20
-longitude = 16.28
+longitude = 16.34
 
 [[sites]]
 name = "cloud"
@@ -117,7 +120,7 @@ ready = { port = 1883 }
 # rush-hour.toml
 name = "rush-hour"
 topology = "town.toml"
-duration_s = 60.0
+duration_s = 300.0
 
 [[brokers]]
 host = "broker"
@@ -140,13 +143,13 @@ subscribe = [{ filter = "cars/#", qos = 1 }]
 [[mobility]]
 kind = "waypoints"
 hosts = ["car"]
-min_speed_mps = 100.0
-max_speed_mps = 150.0
+min_speed_mps = 15.0
+max_speed_mps = 30.0
 
 [[events]]
 kind = "crash"
 host = "broker"
-at_s = 30.0
+at_s = 150.0
 restart_after_s = 3.0
 ```
 
@@ -155,10 +158,8 @@ $ nearcast wan up town.toml                  # the topology as network namespace
 $ nearcast simulate rush-hour.toml --seed 7  # the scenario in virtual time
 ```
 
-A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast simulate --list`): the topologies `uav`, `mmog`,
-`iov`, `emma` and `canal` are those of the papers Nearcast builds on; their `description` says what the numbers mean.
-
-# Topologies
+A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast simulate --list`): the topologies `uav`,
+`mmog`, `iov`, `emma` and `canal` are those of the papers Nearcast builds on; their `description` says what the numbers mean.
 """,
     modules=(
         "network/conditions.py",
@@ -198,11 +199,9 @@ A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast 
         "SkewClock": '`[[events]]` with `kind = "skew"`',
         "FailDisk": '`[[events]]` with `kind = "disk"`',
     },
+    parts={"Topology": "Topologies", "Scenario": "Scenarios", "Waypoints": "Movement and faults", "Kill": "Events"},
 )
 PAGES = (CONFIGURATION, SCENARIOS)
-
-PARTS = {"Scenario": "# Scenarios", "Kill": "# Events"}
-"""Headings above the section of a struct."""
 
 SHARED = {"SiteLink": "Conditions"}
 """Structs whose inherited fields have a section of their own."""
@@ -310,9 +309,9 @@ def render(page: Page) -> str:
     structs = Structs(page.modules)
     parts = [page.introduction]
     for name, heading in page.tables.items():
-        if name in PARTS and page is SCENARIOS:
-            parts.append(PARTS[name] + "\n")
-        parts.append(f"## {heading}\n")
+        if name in page.parts:
+            parts.append(f"## {page.parts[name]}\n")
+        parts.append(f"{'###' if page.parts else '##'} {heading}\n")
         shared = f" Beside the keys here it takes those of `{SHARED[name]}`, below." if name in SHARED else ""
         parts.append(_paragraph(structs.summary(name)) + shared + "\n")
         for field, (kind, default, text) in structs.fields(name).items():

@@ -12,6 +12,7 @@ import pytest
 
 from nearcast.configfile import load_broker_config
 from nearcast.scenario.files import load_scenario, load_topology
+from nearcast.simulation.runs import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,6 +20,16 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def written(page: Path, directory: Path) -> list[Path]:
+    """The TOML blocks of a page as files."""
+    paths = []
+    for number, text in enumerate(blocks(page, "toml")):
+        named = re.match(r"# ([\w-]+\.toml)\n", text)
+        paths.append(directory / (named.group(1) if named else f"{number}.toml"))
+        paths[-1].write_text(text)
+    return paths
 
 
 def test_references_are_up_to_date() -> None:
@@ -31,12 +42,7 @@ def test_references_are_up_to_date() -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.stem)
 def test_files_in_the_documentation_load(page: Path, tmp_path: Path) -> None:
     """A block that begins with ``# name.toml`` is a file of that name, which other blocks of the page may refer to."""
-    paths = []
-    for number, text in enumerate(blocks(page, "toml")):
-        named = re.match(r"# ([\w-]+\.toml)\n", text)
-        paths.append(tmp_path / (named.group(1) if named else f"{number}.toml"))
-        paths[-1].write_text(text)
-    for path in paths:
+    for path in written(page, tmp_path):
         content = tomllib.loads(path.read_text())
         if "sites" in content:
             load_topology(path)
@@ -44,6 +50,15 @@ def test_files_in_the_documentation_load(page: Path, tmp_path: Path) -> None:
             load_scenario(path)
         else:
             load_broker_config(path)
+
+
+def test_the_example_of_a_scenario_runs(tmp_path: Path) -> None:
+    topology, scenario = written(ROOT / "docs/reference/topology.md", tmp_path)
+    assert (topology.name, scenario.name) == ("town.toml", "rush-hour.toml")
+    outcome = simulate(load_scenario(scenario), seed=7)
+    assert outcome.violation is None
+    assert any("move car" in fault for fault in outcome.faults), "the car gets to the other site"
+    assert any("power" in fault for fault in outcome.faults)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
