@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,12 @@ class WanDirectory:
             if os.path.samestat(os.fstat(lock), os.stat(self.path / _LOCK)):
                 self.remove()
 
-    def remove_if_dead(self) -> None:
-        """Remove it unless a launcher or keeper is alive."""
+    def remove_when_dead(self, patience_s: float) -> None:
+        """Remove it once neither launcher nor keeper is alive; blocks for at most so long. A killed one may take a while
+        to be gone, because the kernel first ends everything in its PID namespace."""
+        deadline = time.monotonic() + patience_s
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
         with contextlib.suppress(NearcastError, OSError), _guarded(self.path.parent):
             if self.path.exists() and not self.is_alive():
                 self.remove()

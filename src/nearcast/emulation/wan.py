@@ -54,6 +54,9 @@ from nearcast.scenario.topology import Topology
 
 __all__ = ["Completed", "Happening", "Matrix", "Wan", "WanStatus"]
 
+#: How long after its launcher's end a WAN is waited for.
+_GONE_SECONDS = 10.0
+
 Signal = Literal["INT", "TERM", "QUIT", "HUP", "KILL"]
 
 
@@ -386,7 +389,7 @@ async def _end(launched: _Launched) -> None:
         await launched.process.wait()
         raise
     finally:
-        launched.directory.remove_if_dead()
+        await asyncio.to_thread(launched.directory.remove_when_dead, _GONE_SECONDS)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
