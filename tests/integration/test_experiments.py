@@ -1,0 +1,77 @@
+"""Experiments as a user runs them, reduced: real processes, the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearcast.emulation import namespaces
+from nearcast.recording import check
+
+pytestmark = pytest.mark.integration
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "nearcast", "experiment", *arguments]
+
+
+def performed(folder: Path, *arguments: str) -> dict[str, Any]:
+    run = subprocess.run(
+        command(*arguments, "--json", "--out", str(folder)), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode in (0, 1), run.stderr
+    outcome: dict[str, Any] = json.loads(run.stdout)
+    assert outcome["complete"], run.stderr
+    assert (run.returncode == 0) == outcome["ok"]
+    return outcome
+
+
+def test_agreement_of_simulator_and_emulated_wan(tmp_path: Path) -> None:
+    """In namespaces where they are possible, else in loopback mode; the test below runs in loopback mode everywhere."""
+    outcome = performed(tmp_path / "out", "agreement", "--quick", "--duration", "2")
+    bars = {bar["name"]: bar for bar in outcome["bars"]}
+    # How far medians are apart says something about this machine now; that nothing is lost says something about the code.
+    assert bars["worst_median_difference_ms"]["value"] is not None
+    for name in ("lost_simulated", "lost_emulated", "duplicated", "deliveries_compared", "simulator_model_error_ms"):
+        assert bars[name]["ok"], bars[name]
+    assert outcome["figures"]["emulation"]["mode"] == ("namespaces" if namespaces.available() is None else "loopback")
+    for events in outcome["events"]:
+        assert check(tmp_path / "out" / events).problems == ()
+    assert (tmp_path / "out" / outcome["plots"][0]).stat().st_size > 10_000
+
+
+def test_ctrl_c_in_the_middle_of_the_wan_keeps_what_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    process = subprocess.Popen(
+        command("agreement", "--duration", "30", "--set", "loopback=true", "--json", "--out", str(folder)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "load" / "start").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "the load never began"
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, err
+    outcome = json.loads(out)
+    assert (outcome["complete"], outcome["error"]) == (False, "interrupted")
+    assert outcome["figures"]["simulation"]["events"] > 0
+    assert "incomplete" in err
+    assert json.loads((folder / "figures.json").read_text()) == outcome

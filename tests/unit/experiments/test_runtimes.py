@@ -1,0 +1,100 @@
+"""What connects experiments to the two runtimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nearcast.emulation import namespaces
+from nearcast.errors import InvariantViolated, NearcastError
+from nearcast.experiments import Parameters, Run, perform
+from nearcast.experiments.agreement import AgreementParameters, scenario_of
+from nearcast.experiments.emulated import with_brokers
+from nearcast.experiments.measures import measure
+from nearcast.experiments.simulated import run_simulated
+from nearcast.experiments.simulator_scale import ScaleParameters, SimulatorScale, scaled
+from nearcast.experiments.wan_accuracy import AccuracyParameters, WanAccuracy
+from nearcast.recording import check
+from nearcast.scenario.expansion import topology_of
+from nearcast.scenario.scenario import Broker
+from tests.unit.experiments.toys import Toy, ToyParameters
+
+
+def in_a_run(tmp_path: Path, action: Any) -> Any:
+    """Do something with a run, and have what it returns or raises."""
+    found = []
+
+    class Once(Toy):
+        def run(self, run: Run[ToyParameters]) -> None:
+            try:
+                found.append(action(run))
+            except NearcastError as error:
+                found.append(error)
+
+    perform(Once(), ToyParameters(), tmp_path / "out")
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def test_simulated_clients_are_recorded_like_real_ones(tmp_path: Path) -> None:
+    scenario = scenario_of(AgreementParameters(duration_s=2.0, publishers=1, jitter_ms=0.0))
+    result = in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 7, events="simulation"))
+    found = check(tmp_path / "out/events/simulation")
+    assert found.problems == ()
+    assert set(found.kinds) >= {"published", "acknowledged", "delivered", "connected", "subscribed"}
+    delivery = measure(tmp_path / "out/events/simulation", scenario).delivery
+    assert (delivery.published, delivery.lost, delivery.duplicated, delivery.unexpected) == (60, 0, 0, 0)
+    again = in_a_run(tmp_path / "again", lambda run: run_simulated(run, scenario, 7))
+    assert again.digest == result.digest, "recording a run does not change it"
+
+
+def test_a_violated_invariant_is_an_error_with_its_message(tmp_path: Path) -> None:
+    scenario = msgspec.structs.replace(
+        scaled(ScaleParameters(scale=0.005, duration_s=1.0)),
+        protocol="tests.unit.experiments.violating:Violating",
+        settings={},
+    )
+    with pytest.raises(InvariantViolated, match=r"in the simulator, after .* two and two are five"):
+        in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 1))
+
+
+def test_a_child_that_cannot_run_says_why(tmp_path: Path) -> None:
+    scenario = msgspec.structs.replace(scaled(ScaleParameters(scale=0.005)), protocol="no.such:Protocol")
+    with pytest.raises(NearcastError, match=r"the simulator ended without a result: .*no module"):
+        in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 1))
+
+
+def test_scale_multiplies_the_hosts() -> None:
+    assert len(topology_of(scaled(ScaleParameters())).host_names()) == 10_000
+    assert len(topology_of(scaled(ScaleParameters(scale=0.1))).host_names()) == 1_000
+
+
+def test_simulator_scale_measures_both_bars_and_says_when_it_is_too_small(tmp_path: Path) -> None:
+    outcome = perform(SimulatorScale(), ScaleParameters(scale=0.02, duration_s=2.0), tmp_path / "out")
+    assert outcome.complete
+    assert all(bar.value is not None and bar.value > 0 for bar in outcome.bars)
+    assert outcome.figures["nodes"] == 200
+    assert any("200 nodes instead of 10,000" in note for note in outcome.notes)
+
+
+def test_without_root_accuracy_is_not_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "available", lambda: "network namespaces need root: run this with sudo")
+    outcome = perform(WanAccuracy(), AccuracyParameters(), tmp_path / "out")
+    assert outcome.error is not None
+    assert outcome.error.startswith("network namespaces need root: run this with sudo; loopback mode")
+    assert [bar.value for bar in outcome.bars] == [None, None]
+
+
+def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
+    scenario = msgspec.structs.replace(
+        scenario_of(AgreementParameters()), brokers=(Broker(host="broker-1"), Broker(host="broker-3", port=1884, durable=True))
+    )
+    plain, durable = with_brokers(scenario).processes
+    assert plain.command == ("nearcast", "broker", "--host", "{broker-1}", "--port", "1883", "--allow-anonymous")
+    assert (durable.host, durable.ready.port) == ("broker-3", 1884)
+    assert durable.command[-4:] == ("--data", "{data}", "--sync", "fsync")
+    assert issubclass(ScaleParameters, Parameters)
