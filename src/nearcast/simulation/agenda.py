@@ -23,11 +23,14 @@ Numbers are unique, so comparing two entries never reaches the things, and one n
 KINDS: Final = 16
 BUCKETS_PER_SECOND: Final = 1000.0
 
+MAX_ENTRIES: Final = 5_000_000
+"""About a gigabyte of datagrams on their way."""
+
 
 class Agenda:
     """A priority queue for events whose times are at or after the one popped last."""
 
-    def __init__(self, max_entries: int = 20_000_000) -> None:
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self.max_entries: i64 = max_entries
         self.numbered: i64 = 0
         self._size: i64 = 0

@@ -43,8 +43,6 @@ _ACTION: Final = 5
 _CHECK: Final = 6
 _KIND_NAMES: Final = ("datagram", "wake", "stream packet", "stream timer", "disk flush", "action", "check")
 
-MAX_EVENTS_AT_ONE_INSTANT: Final = 5_000_000
-
 # The digest stays below 2**42 and its factor below 2**20, so that compiled 64-bit arithmetic does not overflow.
 _DIGEST_MASK: Final = (1 << 42) - 1
 _DIGEST_FACTOR: Final = 999_983
@@ -66,6 +64,8 @@ class World:
         self.events: i64 = 0
         """How many events have happened."""
         self.max_events: i64 = 1 << 60
+        self.max_events_at_once: i64 = 2_000_000
+        """Without time passing; more than that, and it never will."""
         self.digest: i64 = 0
         """A hash of every event so far: two runs that differ anywhere differ here."""
         self.checkpoints: list[tuple[float, int, int]] = []
@@ -174,7 +174,7 @@ class World:
                     instant = when
                     instant_began = self.events
                     self.now = when
-                elif self.events - instant_began > MAX_EVENTS_AT_ONE_INSTANT:
+                elif self.events - instant_began > self.max_events_at_once:
                     self._stuck(kind, entry[2])
                 if self.events > self.max_events:
                     raise SimulationLimit(
@@ -361,7 +361,7 @@ class World:
     def _stuck(self, kind: i64, what: object) -> None:
         who = what.name if isinstance(what, Host) else "the run"
         raise SimulationLimit(
-            f"time stands still at {self.now:.6f} s: {MAX_EVENTS_AT_ONE_INSTANT:,} events at one instant, "
+            f"time stands still at {self.now:.6f} s: {self.max_events_at_once:,} events at one instant, "
             f"the last a {_KIND_NAMES[kind]} of {who}"
         )
 

@@ -41,6 +41,14 @@ def reaches(world: World, source: int, target: int) -> bool:
     return len(recorder(world, target).told) > before
 
 
+def running(world: World) -> bool:
+    return world.hosts[1].running
+
+
+def is_full(world: World) -> bool:
+    return world.hosts[1].disk.full
+
+
 class TestProcesses:
     @pytest.mark.parametrize("kind", [Kill, Crash])
     def test_end_and_restart(self, kind: type[Kill] | type[Crash]) -> None:
@@ -77,12 +85,12 @@ class TestProcesses:
         world.apply(Pause(at_s=0.0, host="h1", for_s=2.0))
         assert not reaches(world, 0, 1)
         world.run(2.0)
-        assert world.hosts[1].running
+        assert running(world)
         world.apply(Pause(at_s=0.0, host="h1"))
         world.run(50.0)
-        assert not world.hosts[1].running
+        assert not running(world)
         world.apply(Resume(at_s=0.0, host="h1"))
-        assert world.hosts[1].running
+        assert running(world)
 
     def test_an_old_pause_does_not_end_a_new_one(self) -> None:
         world = make_world()
@@ -92,9 +100,9 @@ class TestProcesses:
         world.run(3.0)
         world.apply(Pause(at_s=0.0, host="h1", for_s=10.0))
         world.run(6.0)
-        assert not world.hosts[1].running
+        assert not running(world)
         world.run(13.0)
-        assert world.hosts[1].running
+        assert running(world)
 
 
 class TestNetwork:
@@ -186,9 +194,9 @@ class TestHostsThemselves:
         world = make_world()
         disk = world.hosts[1].disk
         world.apply(FailDisk(at_s=0.0, host="h1", full=True, for_s=5.0))
-        assert disk.full
+        assert is_full(world)
         world.run(5.0)
-        assert not disk.full
+        assert not is_full(world)
         world.apply(FailDisk(at_s=0.0, host="h1", sync_s=0.7))
         assert (disk.full, disk.sync_s) == (False, 0.7)
         world.apply(FailDisk(at_s=0.0, host="h1", full=True, for_s=1.0))
