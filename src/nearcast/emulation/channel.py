@@ -54,7 +54,7 @@ class Channel:
         self._loop.add_reader(connection, self._readable)
 
     def take_descriptors(self) -> tuple[int, ...]:
-        """The descriptors that came beside the line being received; the caller closes them."""
+        """The oldest descriptors that came, for the line that they belong to; the caller closes them."""
         taken, self._descriptors = tuple(self._descriptors[:MAX_DESCRIPTORS]), self._descriptors[MAX_DESCRIPTORS:]
         return taken
 

@@ -21,6 +21,7 @@ from nearcast.emulation.control import (
     MAX_REQUEST_BYTES,
     PROTOCOL,
     Answer,
+    Execute,
     Greeting,
     Item,
     Request,
@@ -74,7 +75,6 @@ class Connection:
         self._channel.finish()
 
     def _received(self, line: bytes) -> None:
-        descriptors = self._channel.take_descriptors()
         try:
             request = decode_request(line)
             if request.id in self._tasks or request.id < 0:
@@ -82,10 +82,10 @@ class Connection:
             if len(self._tasks) >= MAX_REQUESTS:
                 raise NearcastError(f"{MAX_REQUESTS} requests are under way on this connection: wait for their answers")
         except (msgspec.DecodeError, NearcastError, UnicodeDecodeError, RecursionError) as error:
-            for descriptor in descriptors:
-                os.close(descriptor)
             self._channel.send(encode(Answer(id=number_of(line), error=f"not a request: {error}")))
             return
+        # Only a request that needs them: lines before it may have come in the same piece.
+        descriptors = self._channel.take_descriptors() if isinstance(request, Execute) else ()
         task = asyncio.create_task(self._serve(request, descriptors), name=f"request {request.id}")
         self._tasks[request.id] = task
 
