@@ -1,9 +1,9 @@
 """Endpoints of a network, and cuts between them.
 
-Owns what a host is to the network (where it is, its access link) and which hosts are cut off from which. A cut between halves of
-10,000 hosts is 25 million pairs, so pairs are never written down: each cut has a bit, set in every endpoint it concerns, and a
-packet is stopped if a bit of its source's way out is also one of its target's way in. Bits are given back when a cut is healed;
-while more than 60 are in use the check is still one operation, on longer integers.
+Owns what a host is to the network (where it is, its access link) and which hosts are cut off from which. A cut between halves
+of 10,000 hosts is 25 million pairs, so pairs are never written down: each cut has a bit, set in every endpoint it concerns,
+and a packet is stopped if a bit of its source's way out is also one of its target's way in. Healing gives bits back. While
+more than 60 are in use the check is still one operation, on longer integers.
 """
 
 from __future__ import annotations

@@ -79,6 +79,38 @@ def test_pareto_jitter_is_only_added_and_has_the_longer_tail() -> None:
     assert quantile(added, 0.999) > quantile(other, 0.999)
 
 
+@pytest.mark.parametrize("rate_hz", [200, 2_000])
+@pytest.mark.parametrize(
+    ("jitter", "tolerance", "quantiles_ms"),
+    [
+        ("uniform", 0.12, {0.1: -0.8, 0.25: -0.5, 0.5: 0.0, 0.75: 0.5, 0.9: 0.8}),
+        ("normal", 0.15, {0.1: -1.28, 0.25: -0.674, 0.5: 0.0, 0.75: 0.674, 0.9: 1.28}),
+        ("lognormal", 0.2, {0.1: 0.278, 0.25: 0.509, 0.5: 1.0, 0.75: 1.96, 0.9: 3.6}),
+        ("pareto", 0.3, {0.1: 0.138, 0.25: 0.388, 0.5: 1.0, 0.75: 2.26, 0.9: 4.44}),
+    ],
+)
+def test_the_law_holds_at_any_packet_rate_and_order_is_kept(
+    jitter: JitterKind, tolerance: float, quantiles_ms: dict[float, float], rate_hz: int
+) -> None:
+    one = link(Conditions(latency_ms=50, jitter_ms=1, jitter=jitter))
+    dice = Dice(Random(SEED))
+    moments = [index / rate_hz for index in range(100_000)]
+    arrivals = [one.carry(100, now, now, dice) for now in moments]
+    assert all(second >= first for first, second in itertools.pairwise(arrivals))
+    added = [(arrival - now) * 1000 - 50 for now, arrival in zip(moments, arrivals, strict=True)]
+    for share, expected in quantiles_ms.items():
+        assert quantile(added, share) == pytest.approx(expected, abs=tolerance * max(1.0, abs(expected)))
+
+
+def test_packets_close_together_are_delayed_alike() -> None:
+    one = link(Conditions(latency_ms=50, jitter_ms=5))
+    dice = Dice(Random(SEED))
+    assert one.carry(100, 1.0, 1.0, dice) == one.carry(100, 1.0, 1.0, dice)
+    delays = [one.carry(100, now, now, dice) - now for now in (2.0 + index * 0.2 for index in range(20_000))]
+    # One time constant (40 times 5 ms) apart: e to the -1.
+    assert statistics.correlation(delays[:-1], delays[1:]) == pytest.approx(math.exp(-1), abs=0.03)
+
+
 @pytest.mark.parametrize("jitter", ["uniform", "normal"])
 def test_no_packet_is_faster_than_a_tenth_of_the_latency(jitter: JitterKind) -> None:
     delays = spaced_delays_ms(Conditions(latency_ms=10, jitter_ms=40, jitter=jitter), 2_000)
