@@ -107,7 +107,7 @@ class NamespaceUnderlay:
             lost=seen.network.lost,
             full=seen.network.full,
             unreachable=seen.network.unreachable,
-            dropped=seen.overflowed + seen.refused,
+            dropped=seen.overflowed + seen.refused + seen.unfetched,
             lateness_ms=round(self._lateness_ms, 3),
         )
 

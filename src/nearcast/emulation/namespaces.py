@@ -98,7 +98,7 @@ def create_hosts(names: Sequence[str], mtu_bytes: int, subnet: str = SUBNET) -> 
 
 
 def raise_file_limit() -> None:
-    """Take all the file descriptors this process may have: a host needs four."""
+    """Take all the file descriptors this process may have: a host needs five."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -106,12 +106,15 @@ def raise_file_limit() -> None:
 class HostNamespace:
     """One host: hold it to keep it, close it (or die) to remove it."""
 
-    def __init__(self, index: int, name: str, address: str, tun_fd: int, namespace_fds: tuple[int, ...]) -> None:
+    def __init__(
+        self, index: int, name: str, address: str, tun_fd: int, counters_fd: int, namespace_fds: tuple[int, ...]
+    ) -> None:
         self.index = index
         self.name = name
         self.address = address
         self.tun_fd = tun_fd
         """Non-blocking. Each read is one IP packet that the host sends; each write is one it receives. For the router."""
+        self._counters_fd = counters_fd
         self._namespace_fds = namespace_fds
 
     @classmethod
@@ -140,8 +143,8 @@ class HostNamespace:
                 _confine_ipv6()
                 descriptors.append(_open_device(DEVICE))
                 _configure(address, ipaddress.IPv4Network(subnet), mtu_bytes)
-                for kind in ("net", "mnt", "uts"):
-                    descriptors.append(os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+                for file in ("net/dev", "ns/net", "ns/mnt", "ns/uts"):
+                    descriptors.append(os.open(f"/proc/thread-self/{file}", os.O_RDONLY | os.O_CLOEXEC))
             except OSError as problem:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -150,7 +153,7 @@ class HostNamespace:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 raise
-            return cls(index, name or address, address, descriptors[0], tuple(descriptors[1:]))
+            return cls(index, name or address, address, descriptors[0], descriptors[1], tuple(descriptors[2:]))
 
         return _in_thread(make)
 
@@ -170,10 +173,20 @@ class HostNamespace:
             arguments["cwd"] = os.getcwd()  # entering a mount namespace goes to its root
         return self.call(lambda: subprocess.Popen(command, **arguments))  # noqa: S603
 
+    def dropped_packets(self) -> int:
+        """Packets that the host's kernel dropped because the router did not fetch them in time."""
+        if self._counters_fd < 0:
+            return 0
+        for line in os.pread(self._counters_fd, 1 << 16, 0).decode().splitlines():
+            device, _, counters = line.partition(":")
+            if device.strip() == DEVICE:
+                return int(counters.split()[11])
+        return 0  # the device was removed from inside
+
     def close(self) -> None:
         """Let go: what no process uses any more is removed at once. Closing twice is fine."""
-        descriptors, self._namespace_fds = (self.tun_fd, *self._namespace_fds), ()
-        self.tun_fd = -1
+        descriptors, self._namespace_fds = (self.tun_fd, self._counters_fd, *self._namespace_fds), ()
+        self.tun_fd = self._counters_fd = -1
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -228,7 +241,7 @@ def _explain(problem: OSError, doing: str) -> str:
     if problem.errno in (errno.ENOSYS, errno.EINVAL):
         return f"this kernel has no network namespaces or TUN devices ({doing}: {problem.strerror})"
     if problem.errno in (errno.EMFILE, errno.ENFILE):
-        return "too many open files: a host needs four; raise `ulimit -n`"
+        return "too many open files: a host needs five; raise `ulimit -n`"
     if problem.errno == errno.ENOSPC:
         return "the kernel allows no more network namespaces: raise /proc/sys/user/max_net_namespaces"
     return f"{doing} failed: {problem}"

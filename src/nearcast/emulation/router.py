@@ -28,6 +28,8 @@ from nearcast.scenario.topology import Topology
 
 START_TIMEOUT_S: Final = 60.0
 ANSWER_TIMEOUT_S: Final = 30.0
+DOUBTFUL_MS: Final = 1.0
+"""A run with more lateness than this at the 99th percentile shows the machine as much as the network."""
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +208,24 @@ class RouterStatistics(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkFigures
     """What the network model did to packets, all together and by link."""
 
+    unfetched: int = 0
+    """Dropped by hosts' kernels because the router, overloaded, did not fetch them in time. They are not in ``received``."""
+
+    def doubts(self) -> list[str]:
+        """Why what ran on this network should not be trusted, a sentence each; empty when nothing speaks against it."""
+        found = []
+        if self.unfetched:
+            found.append(f"{self.unfetched:,} packets were dropped because the router could not keep up")
+        if self.overflowed:
+            found.append(f"{self.overflowed:,} packets were dropped because the router held as many as it may")
+        late_ms = self.lateness.percentile_ms(99)
+        if late_ms > DOUBTFUL_MS:
+            found.append(f"1 % of the packets left the router {late_ms:.1f} ms late or later")
+        waited_ms = self.waiting.percentile_ms(99)
+        if waited_ms > DOUBTFUL_MS:
+            found.append(f"1 % of the packets may have waited {waited_ms:.1f} ms or longer for the router to look at them")
+        return found
+
 
 T = TypeVar("T")
 
@@ -213,8 +233,9 @@ T = TypeVar("T")
 class Router:
     """A running router."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, hosts: Sequence[HostNamespace]) -> None:
         self.process = process
+        self._hosts = tuple(hosts)
         self._control = control
         self._lock = threading.Lock()
         self._received = b""
@@ -233,7 +254,7 @@ class Router:
                 pass_fds=[theirs.fileno(), *(host.tun_fd for host in hosts)],
                 start_new_session=True,  # Ctrl-C is for its user
             )
-        router = cls(process, ours)
+        router = cls(process, ours, hosts)
         setup = Setup(
             topology=topology,
             devices=tuple(Device(host.tun_fd, ipaddress.IPv4Address(host.address).packed) for host in hosts),
@@ -273,7 +294,8 @@ class Router:
         self._exchange(HealAll(), None)
 
     def statistics(self) -> RouterStatistics:
-        return self._exchange(AskStatistics(), RouterStatistics)
+        seen = self._exchange(AskStatistics(), RouterStatistics)
+        return msgspec.structs.replace(seen, unfetched=sum(host.dropped_packets() for host in self._hosts))
 
     def close(self) -> None:
         """End the router; packets under way are lost. Closing twice is fine."""

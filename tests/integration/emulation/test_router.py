@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import pytest
 
 from nearcast.emulation.measurement import line_topology, measure_accuracy, measure_echo, running
-from nearcast.emulation.namespaces import HostNamespace
+from nearcast.emulation.namespaces import QUEUE_PACKETS, HostNamespace
 from nearcast.emulation.router import Router, RouterSettings
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
@@ -239,6 +239,20 @@ def test_what_the_router_may_hold_is_bounded() -> None:
         wan.settled(80)
         assert len(wan.received()) == 50
         assert wan.router.statistics().overflowed == 30
+
+
+def test_packets_that_an_overloaded_router_does_not_fetch_are_counted_and_told() -> None:
+    with line(Conditions()) as wan:
+        assert wan.router.statistics().doubts() == []
+        wan.router.process.send_signal(signal.SIGSTOP)
+        for _ in range(QUEUE_PACKETS + 1000):
+            wan.send(b"x")
+        wan.router.process.send_signal(signal.SIGCONT)
+        wan.settled(QUEUE_PACKETS)
+        seen = wan.router.statistics()
+    assert 0 < seen.unfetched <= 1000
+    assert seen.received + seen.unfetched == QUEUE_PACKETS + 1000
+    assert any("could not keep up" in doubt for doubt in seen.doubts())
 
 
 def test_a_host_without_its_device_does_not_take_the_router_along() -> None:
