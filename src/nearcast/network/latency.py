@@ -40,6 +40,17 @@ class Latency:
         raise NotImplementedError
 
 
+class _Place:
+    """A point on the unit sphere."""
+
+    def __init__(self, latitude: float, longitude: float) -> None:
+        north = math.radians(latitude)
+        east = math.radians(longitude)
+        self.x = math.cos(north) * math.cos(east)
+        self.y = math.cos(north) * math.sin(east)
+        self.z = math.sin(north)
+
+
 class GreatCircle(Latency):
     """Distance over ground times ``ms_per_km``, plus ``base_ms``; 0 from a site to itself.
 
@@ -57,28 +68,23 @@ class GreatCircle(Latency):
             raise ConfigError(f"`base_ms` is {base_ms}: it must be 0 or more, and finite", key="base_ms")
         self._diameter_ms = 2.0 * EARTH_RADIUS_KM * ms_per_km
         self._base_ms = base_ms
-        # Points on the unit sphere: a pair then costs a square root and an arc sine. Through the chord, because the arc cosine
-        # of a product loses all digits for near pairs.
-        self._x: list[float] = []
-        self._y: list[float] = []
-        self._z: list[float] = []
+        self._places: list[_Place] = []
         for position in range(len(latitudes)):
             latitude = float(latitudes[position])
             longitude = float(longitudes[position])
             if abs(latitude) > 90.0 or abs(longitude) > 360.0:
                 raise ConfigError(f"site {position}: {latitude}° north, {longitude}° east is no place on Earth")
-            north = math.radians(latitude)
-            east = math.radians(longitude)
-            self._x.append(math.cos(north) * math.cos(east))
-            self._y.append(math.cos(north) * math.sin(east))
-            self._z.append(math.sin(north))
+            self._places.append(_Place(latitude, longitude))
 
     def between_ms(self, a: i64, b: i64) -> float:
         if a == b:
             return 0.0
-        x = self._x[a] - self._x[b]
-        y = self._y[a] - self._y[b]
-        z = self._z[a] - self._z[b]
+        one = self._places[a]
+        other = self._places[b]
+        # Through the chord, because the arc cosine of a product loses all digits for near pairs.
+        x = one.x - other.x
+        y = one.y - other.y
+        z = one.z - other.z
         half_chord = 0.5 * math.sqrt(x * x + y * y + z * z)
         if half_chord > 1.0:  # rounding, at antipodes
             half_chord = 1.0
