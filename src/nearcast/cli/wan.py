@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from nearcast.cli import wan_display as display
-from nearcast.cli.wan_up import UpOptions, bring_up
+from nearcast.cli import wan_exec
 from nearcast.emulation import directories
 from nearcast.emulation.control import Matrix, Mode
 from nearcast.emulation.wan import Signal, Wan
@@ -116,6 +116,8 @@ def up(
     Example: nearcast wan up uav
     Example: nearcast wan up canal --host farm-1 -- mosquitto_pub -h lab-1 -t a -m b
     """
+    from nearcast.cli.wan_up import UpOptions, bring_up  # with NumPy, which the other commands start faster without
+
     if loopback and namespaces:
         raise NearcastError("--loopback and --namespaces exclude each other: give one of them")
     mode: Mode = "loopback" if loopback else "namespaces" if namespaces else "auto"
@@ -459,11 +461,10 @@ def execute(
 
     Example: nearcast wan exec car-1 mosquitto_sub -h broker-1 -t '#'
     """
-    from nearcast.cli.wan_up import run_command
 
     async def run(wan: Wan) -> int:
         signals: asyncio.Queue[Signal] = asyncio.Queue()
-        return await run_command(wan, host, command, signals)
+        return await wan_exec.run_command(wan, host, command[1:] if command[0] == "--" else command, signals)
 
     raise typer.Exit(_with(name, run))
 

@@ -140,6 +140,8 @@ class Recent:
     def __init__(self) -> None:
         self.happenings: deque[Happening] = deque(maxlen=100)
         self.counts: dict[str, int] = {}
+        self.taken_down = False
+        """By somebody else."""
 
     def add(self, happening: Happening) -> None:
         self.happenings.append(happening)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.live import Live
 
 from nearcast.cli import wan_display as display
+from nearcast.cli.wan_exec import run_command
 from nearcast.emulation.control import Happening, Mode, WanStatus
 from nearcast.emulation.wan import Signal, Wan
 from nearcast.errors import EmulationError, NearcastError
@@ -35,8 +36,6 @@ REDRAW_SECONDS = 0.5
 
 #: Random movement is drawn before the start; without --duration, for so long.
 DEFAULT_MOVEMENT_SECONDS = 3_600.0
-
-_FORWARDED: dict[int, Signal] = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGQUIT: "QUIT"}
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,10 @@ async def bring_up(options: UpOptions) -> int:
                 code = await run_command(wan, host, options.command, signals)
             else:
                 code = await _wait(wan, stop, options.duration_s)
-            with contextlib.suppress(EmulationError):  # it may have been taken down by somebody else
+            try:
                 last = await wan.status()
+            except EmulationError:
+                recent.taken_down = True
     _summarise(console, last, recent, options)
     return code
 
@@ -175,19 +176,6 @@ async def _wait(wan: Wan, stop: asyncio.Event, duration_s: float | None) -> int:
         ended.cancel()
 
 
-async def run_command(wan: Wan, host: str, command: Sequence[str], signals: asyncio.Queue[Signal]) -> int:
-    """Run a command with this process's streams; signals are passed on to it. A signal's end becomes 128 + its number."""
-    loop = asyncio.get_running_loop()
-    for number, name in _FORWARDED.items():
-        loop.add_signal_handler(number, signals.put_nowait, name)
-    try:
-        code = await wan.execute(host, command, signals=signals)
-    finally:
-        for number in _FORWARDED:
-            loop.remove_signal_handler(number)
-    return code if code >= 0 else 128 - code
-
-
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, signals: asyncio.Queue[Signal], *, passed_on: bool) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks to end, the second ends at once."""
@@ -220,6 +208,8 @@ async def _shown(
         recent.add(happening)
         if as_json:
             print(msgspec.json.encode(happening).decode(), flush=True)
+        elif happening.kind == "ended":
+            return  # the error line says the same
         elif not live and (not quiet or happening.kind in ("problem", "failed", "exited", "limit")):
             print(display.happening_line(happening), file=sys.stderr if quiet else sys.stdout, flush=True)
 
@@ -257,7 +247,10 @@ def _summarise(console: Console, last: WanStatus | None, recent: display.Recent,
     if options.as_json:
         print(msgspec.json.encode({"summary": summary}).decode())
         return
-    if last is None or options.command:
+    if options.command:
+        return
+    if last is None:
+        console.print("the WAN was taken down by another command" if recent.taken_down else "it ended before it was up")
         return
     console.print(
         f"WAN {last.name} was up for {last.uptime_s:.0f} s: {len(last.hosts)} hosts, {len(last.processes)} processes, "

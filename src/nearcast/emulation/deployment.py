@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -19,7 +19,7 @@ from nearcast.emulation.control import HostStatus, Matrix
 from nearcast.emulation.supervision import Note, Supervisor
 from nearcast.emulation.underlay import Underlay
 from nearcast.errors import EmulationError, NearcastError
-from nearcast.network.conditions import Conditions
+from nearcast.network.conditions import Conditions, JitterKind
 from nearcast.scenario.assembly import build_network
 from nearcast.scenario.checks import event_problems
 from nearcast.scenario.events import (
@@ -55,10 +55,18 @@ class _Cut:
 def check_events(events: tuple[Event, ...], topology: Topology) -> None:
     """Raise :class:`EmulationError` for the first event that cannot happen on an emulated WAN of this topology."""
     for position, event in enumerate(events):
-        for problem in event_problems(event, topology):
-            raise EmulationError(f"event {position + 1} cannot happen: {problem.message}")
-        if isinstance(event, SkewClock | FailDisk):
-            raise EmulationError(f"event {position + 1} ({_kind(event)}) exists in the simulator only: leave it out")
+        try:
+            check_event(event, topology)
+        except EmulationError as error:
+            raise EmulationError(f"event {position + 1} ({_kind(event)} at {event.at_s:g} s): {error}") from error
+
+
+def check_event(event: Event, topology: Topology) -> None:
+    """Raise :class:`EmulationError` if an event cannot happen on an emulated WAN of this topology."""
+    for problem in event_problems(event, topology):
+        raise EmulationError(problem.message.partition("`: ")[2] or problem.message)
+    if isinstance(event, SkewClock | FailDisk):
+        raise EmulationError(f"{_kind(event)} exists in the simulator only: leave it out")
 
 
 def describe(conditions: Conditions) -> str:
@@ -167,7 +175,7 @@ class Deployment:
 
     async def apply(self, event: Event, supervisor: Supervisor) -> None:
         """Let an event happen now."""
-        check_events((event,), self.topology)
+        check_event(event, self.topology)
         match event:
             case Cut():
                 await self._cut(event)
@@ -387,6 +395,8 @@ def _changed(conditions: Conditions, changes: Mapping[str, float | str]) -> Cond
     try:
         return msgspec.convert(plain | dict(changes), Conditions)
     except msgspec.ValidationError as error:
+        if "enum" in str(error):
+            raise EmulationError(f"`jitter` must be one of {', '.join(get_args(JitterKind))}") from error
         raise EmulationError(str(error).partition(" - at")[0]) from error
 
 

@@ -207,7 +207,9 @@ class Keeper:
 
     def _change(self, state: WanState, text: str) -> None:
         self._state = state
-        self._note("state", self._specification.name, f"WAN {self._specification.name} {text}")
+        self._note(
+            "ended" if state == "failed" else "state", self._specification.name, f"WAN {self._specification.name} {text}"
+        )
 
     def _reap(self) -> None:
         """Every child that has ended: processes of the topology, executed commands, the router, and orphans."""

@@ -7,6 +7,7 @@ its parent has become. When no process has the mark, nothing holds a namespace o
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -16,10 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 
+from nearcast.cli.main import main
 from nearcast.emulation import namespaces
 
 PATIENCE_SECONDS = 30.0
@@ -101,10 +104,23 @@ class MarkedWan:
         )
         return self.process
 
-    def run(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:  # noqa: A002
-        """Another ``nearcast wan`` command, to its end."""
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another ``nearcast wan`` command, to its end; in this process, which saves its start."""
+        output, complaints = io.StringIO(), io.StringIO()
+        given = {"NEARCAST_WAN_DIRECTORY": str(self.base)}
+        with (
+            mock.patch.dict(os.environ, given),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(complaints),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main(["wan", *arguments])
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), output.getvalue(), complaints.getvalue())
+
+    def execute(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:  # noqa: A002
+        """``nearcast wan exec``, which needs real standard streams."""
         return subprocess.run(
-            self.command(*arguments),
+            self.command("exec", *arguments),
             capture_output=True,
             text=True,
             env=self.environment,

@@ -1,0 +1,192 @@
+"""``nearcast wan`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.emulation.wans import FAMILY, MarkedWan, marked_wan, wait_until
+from tests.integration.tools import require
+
+pytestmark = pytest.mark.integration
+
+#: Sites with places, so that hosts can move at random.
+CITY = """
+name = "city"
+[model]
+inflation = 1
+base_ms = 5
+[[sites]]
+name = "north"
+latitude = 48.25
+longitude = 16.35
+[[sites]]
+name = "south"
+latitude = 48.15
+longitude = 16.35
+[[hosts]]
+name = "car"
+site = "north"
+count = 3
+"""
+
+
+@pytest.fixture
+def wan(tmp_path: Path) -> Iterator[MarkedWan]:
+    with marked_wan(tmp_path) as running:
+        yield running
+
+
+def test_a_command_gives_its_output_and_exit_code(wan: MarkedWan) -> None:
+    process = wan.up(FAMILY, "--loopback", "--host", "two", "--", "sh", "-c", "echo {one}; exit 7")
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == 7, complaints
+    assert output == "127.77.0.3\n" or output.startswith("127.")
+    assert "cannot show: only TCP connections to declared ports" in complaints
+    assert wan.left_behind() == []
+
+
+def test_ctrl_c_ends_with_a_summary(wan: MarkedWan) -> None:
+    process = wan.up(FAMILY, "--loopback")
+    wan.wait_for_line("is up")
+    process.send_signal(signal.SIGINT)
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert "WAN family was up for" in output
+    assert complaints == ""
+
+
+def test_json_is_json(wan: MarkedWan) -> None:
+    process = wan.up(FAMILY, "--loopback", "--json", "--duration", "0.2")
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    *happenings, last = [json.loads(line) for line in output.splitlines()]
+    assert {"limit", "started", "ready", "state"} <= {happening["kind"] for happening in happenings}
+    assert last["summary"]["mode"] == "loopback"
+    assert len(last["summary"]["limits"]) > 3
+
+
+def test_looking_and_changing(wan: MarkedWan) -> None:
+    wan.up(FAMILY, "--loopback")
+    wan.wait_for_line("is up")
+    assert "family  family, loopback, up" in wan.run("list").stdout
+    assert wan.run("link", "east", "west", "--latency", "33", "--loss", "1").stdout == "east ↔ west: 33 ms, 1 % loss\n"
+    assert wan.run("access", "two", "--latency", "2").returncode == 0
+    assert wan.run("cut", "two", "--for", "100").returncode == 0
+    now = json.loads(wan.run("status", "--json").stdout)
+    assert now["status"]["cuts"] == ["two ↔ everything else"]
+    assert now["matrix"]["one_way_ms"][0][1] is None
+    assert wan.run("heal").returncode == 0
+    assert json.loads(wan.run("matrix", "--json").stdout)["one_way_ms"][0][1] == 35.0
+    assert wan.run("move", "two", "east").returncode == 0
+    assert json.loads(wan.run("matrix", "--json").stdout)["one_way_ms"][0][1] == 2.0
+    assert "family complete" in wan.run("logs", "parent").stdout
+    assert wan.execute("two", "--", "sh", "-c", "read word; echo $word; exit 5", input="hello\n").stdout == "hello\n"
+    assert wan.execute("two", "sh", "-c", "exit 5").returncode == 5
+    assert wan.run("crash", "one").returncode == 0
+    assert "crashed" in wan.run("status").stdout
+    assert wan.run("start", "one").returncode == 0
+    assert wan.run("down").returncode == 0
+    assert wan.process is not None
+    assert "taken down by another command" in wan.process.communicate(timeout=30)[0]
+    assert wan.process.returncode == 0
+
+
+def test_mistakes_are_one_line(wan: MarkedWan) -> None:
+    assert wan.run("status").stderr == "nearcast: no WAN is running: start one with `nearcast wan up TOPOLOGY`\n"
+    assert "did you mean uav" in wan.run("up", "uaw").stderr
+    wan.up(FAMILY, "--loopback")
+    wan.wait_for_line("is up")
+    again = wan.run("up", str(wan.directory / "topology.toml"))
+    assert "family is running already" in again.stderr
+    assert again.stderr.count("\n") == 1
+    assert wan.run("kill", "parnet").stderr == "nearcast: no process or host 'parnet'; did you mean 'parent'?\n"
+    assert "say what to change" in wan.run("link", "east", "west").stderr
+    assert "jitter` must be one of" in wan.run("link", "east", "west", "--jitter-shape", "odd").stderr
+    assert wan.run("cut", "mars").stderr.startswith("nearcast: no host or site 'mars'")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (('"sh", "-c"', '"no-such-program"'), "there is no program 'no-such-program'"),
+        (
+            ("echo family complete; exec sleep 1004", "echo oh no; exit 3"),
+            "ended (exit code 3) before it was ready; it said: oh no",
+        ),
+        (('log = "family complete"', "port = 7000, timeout_s = 0.3"), "accepts no connection at port 7000"),
+        (('log = "family complete"', 'log = "never", timeout_s = 0.3'), "has not written 'never'"),
+    ],
+    ids=["missing", "exit", "port", "log"],
+)
+def test_a_process_that_does_not_start(wan: MarkedWan, change: tuple[str, str], complaint: str) -> None:
+    process = wan.up(FAMILY.replace(*change), "--loopback")
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert complaint in complaints
+    assert complaints.count("\n") == 1
+    wait_until(lambda: not wan.survivors(), "the end of every process")
+    assert wan.left_behind() == []
+
+
+def test_detached(wan: MarkedWan) -> None:
+    process = wan.up(FAMILY, "--loopback", "--detach", "--name", "apart", "--output", "kept")
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert "WAN apart is up" in output
+    assert "apart" in wan.run("list").stdout
+    assert wan.run("down", "apart").returncode == 0
+    wait_until(lambda: not wan.survivors(), "the end of every process")
+    assert wan.left_behind() == []
+    assert "family complete" in (wan.directory / "kept" / "logs" / "parent.log").read_text()
+
+
+def test_movement_by_trace_and_at_random(wan: MarkedWan) -> None:
+    trace = wan.directory / "trace.csv"
+    trace.write_text("time_s,host,site\n0.1,car-1,south\n")
+    (wan.directory / "city.toml").write_text(CITY)
+    too_fast = wan.run("up", str(wan.directory / "city.toml"), "--loopback", "--waypoint", "20000", "--moving", "car-3")
+    assert "shorten `step_s`" in too_fast.stderr
+    arguments = (
+        "--mobility",
+        str(trace),
+        "--waypoint",
+        "5000",
+        "--moving",
+        "car-3",
+        "--duration",
+        "6",
+        "--json",
+        "--seed",
+        "5",
+    )
+    wan.up(CITY, "--loopback", *arguments)
+    assert "car-1 moved to south" in wan.wait_for_line("car-1 moved")
+    assert "car-3 moved to" in wan.wait_for_line("car-3 moved")
+
+
+def test_without_root_it_falls_back_and_says_so(wan: MarkedWan) -> None:
+    setpriv = require("setpriv")
+    prefix = (str(setpriv), "--bounding-set=-all", "--inh-caps=-all")
+    process = wan.up(FAMILY, "--host", "two", "--", "true", prefix=prefix)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert "cannot show: " in complaints
+    process = wan.up(FAMILY, "--namespaces", prefix=prefix)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "may not do everything here" in complaints or "need root" in complaints
+    assert wan.left_behind() == []
+
+
+def test_ready_made_topologies_are_listed_and_shown(wan: MarkedWan) -> None:
+    listed = wan.run("topologies").stdout
+    assert all(name in listed for name in ("uav", "mmog", "iov", "emma", "canal"))
+    shown = json.loads(wan.run("show", "uav", "--json").stdout)
+    hosts = shown["matrix"]["hosts"]
+    assert shown["matrix"]["one_way_ms"][hosts.index("broker-1")][hosts.index("broker-2")] == 15.0
+    assert "broker-1" in wan.run("show", "uav").stdout
