@@ -89,7 +89,9 @@ def _print_json(value: Any) -> None:
 
 @app.command("up", rich_help_panel="Start and end")
 def up(
-    topology: Annotated[str, typer.Argument(help="A ready-made topology (`nearcast wan topologies`), or a file.")],
+    topology: Annotated[
+        str, typer.Argument(help="A ready-made topology (`nearcast wan topologies`), or a file of one or of a scenario.")
+    ],
     command: Annotated[
         list[str] | None,
         typer.Argument(help="After --: run this on --host, then end with its exit code.", metavar="-- COMMAND"),
@@ -113,8 +115,9 @@ def up(
 ) -> None:
     """Start the hosts and processes of a topology, and keep them until Ctrl-C.
 
+    A scenario brings its brokers, events and movement along; its clients are run by experiments.
+
     Example: nearcast wan up uav
-    Example: nearcast wan up canal --host farm-1 -- mosquitto_pub -h lab-1 -t a -m b
     """
     from nearcast.cli.wan_up import UpOptions, bring_up  # with NumPy, which the other commands start faster without
 

@@ -25,11 +25,12 @@ from nearcast.cli import wan_display as display
 from nearcast.cli.wan_exec import run_command
 from nearcast.emulation.control import Happening, Mode, WanStatus
 from nearcast.emulation.wan import Signal, Wan
-from nearcast.errors import EmulationError, NearcastError
+from nearcast.errors import ConfigError, EmulationError, NearcastError
 from nearcast.scenario.events import Event
-from nearcast.scenario.files import load_topology
+from nearcast.scenario.files import load_scenario, load_topology, ready_scenarios
 from nearcast.scenario.mobility import moves
 from nearcast.scenario.movement import Trace, Waypoints
+from nearcast.scenario.timeline import timeline
 from nearcast.scenario.topology import Topology
 
 REDRAW_SECONDS = 0.5
@@ -76,10 +77,25 @@ def movement(topology: Topology, options: UpOptions) -> list[Event]:
     return found
 
 
+def description(options: UpOptions) -> tuple[Topology, list[Event]]:
+    """What to run, and what happens to it. A scenario brings its brokers, events, movement and random faults along."""
+    try:
+        topology = load_topology(options.topology)
+        events: list[Event] = []
+    except ConfigError as error:
+        if options.topology not in ready_scenarios() and error.key != "topology":
+            raise
+        from nearcast.experiments.emulated import with_brokers
+
+        scenario = load_scenario(options.topology)
+        topology = with_brokers(scenario)
+        events = list(timeline(scenario, options.seed))
+    return topology, events + movement(topology, options)
+
+
 async def bring_up(options: UpOptions) -> int:
     """Run a WAN to its end; returns the exit code."""
-    topology = load_topology(options.topology)
-    events = movement(topology, options)
+    topology, events = description(options)
     host = _command_host(topology, options)
     if options.detach:
         return await _detached(topology, events, options)
@@ -205,6 +221,9 @@ async def _shown(
     """What happens is shown meanwhile."""
 
     def show(happening: Happening) -> None:
+        if live and happening.kind == "limit":
+            console.print(display.happening_text(happening))  # above the picture, to stay
+            return
         recent.add(happening)
         if as_json:
             print(msgspec.json.encode(happening).decode(), flush=True)
@@ -236,9 +255,9 @@ async def _draw(wan: Wan, console: Console, recent: display.Recent) -> None:
         while True:
             try:
                 status, matrix = await wan.status(), await wan.matrix()
+                live.update(display.picture(status, matrix, list(recent.happenings)), refresh=True)
             except EmulationError:
-                return  # it is not there yet, or not any more
-            live.update(display.picture(status, matrix, list(recent.happenings)), refresh=True)
+                pass  # it is not there yet, or not any more
             await asyncio.sleep(REDRAW_SECONDS)
 
 
@@ -253,7 +272,7 @@ def _summarise(console: Console, last: WanStatus | None, recent: display.Recent,
         console.print("the WAN was taken down by another command" if recent.taken_down else "it ended before it was up")
         return
     console.print(
-        f"WAN {last.name} was up for {last.uptime_s:.0f} s: {len(last.hosts)} hosts, {len(last.processes)} processes, "
+        f"WAN {last.name} was up for {last.uptime_s:.0f} s: {len(last.hosts)} hosts, {len(last.processes)} process(es), "
         f"{summary['ended_by_themselves']} ended by themselves; {display.traffic_text(last)}",
         highlight=False,
     )

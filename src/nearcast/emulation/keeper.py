@@ -163,7 +163,8 @@ class Keeper:
             self._note("limit", specification.name, limit)
         await supervisor.start_all()
         self._started_s = self._now_s()
-        self._change("up", f"is up: {len(topology.processes)} processes are ready")
+        count = len(topology.processes)
+        self._change("up", f"is up: {count} process{'' if count == 1 else 'es'} ready")
         deployment.schedule(specification.events, supervisor)
         self._settled.set()
 
