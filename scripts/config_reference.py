@@ -112,7 +112,7 @@ site = "cloud"
 [[processes]]
 name = "broker"
 host = "broker"
-command = ["nearcast", "broker", "--host", "0.0.0.0", "--allow-anonymous", "--data", "{data}"]
+command = ["nearcast", "broker", "--host", "{host}", "--allow-anonymous", "--data", "{data}"]
 ready = { port = 1883 }
 ```
 

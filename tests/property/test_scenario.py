@@ -75,7 +75,7 @@ def topologies(draw_from: st.DrawFn) -> Topology:
                 name=f"p{position}",
                 host=name,
                 command=("run", "{" + hosts[0] + "}", "{data}", "{{}}"),
-                environment={"A": draw_from(TEXTS)},
+                environment={"A": draw_from(TEXTS).replace("{", "{{").replace("}", "}}")},
             )
             for position, name in enumerate(hosts)
         ),

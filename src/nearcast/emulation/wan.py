@@ -49,6 +49,7 @@ from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
 from nearcast.scenario.checks import check_topology
 from nearcast.scenario.events import Cut, Event, Heal, Move
+from nearcast.scenario.expansion import expand_processes
 from nearcast.scenario.files import load_topology
 from nearcast.scenario.topology import Topology
 
@@ -322,6 +323,7 @@ async def _launch(
         raise EmulationError("the emulated WAN needs Linux: run it in a Linux machine or container")
     if isinstance(topology, Topology):
         check_topology(topology)
+        topology = expand_processes(topology)
     else:
         topology = load_topology(topology)
     check_events(events, topology)

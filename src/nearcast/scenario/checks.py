@@ -13,7 +13,7 @@ from nearcast.configfile import Steps, key_of
 from nearcast.errors import ConfigError
 from nearcast.scenario import places
 from nearcast.scenario.events import ChangeLink, Cut, Event, Heal, Move
-from nearcast.scenario.expansion import match_hosts
+from nearcast.scenario.expansion import match_hosts, process_name
 from nearcast.scenario.movement import Waypoints
 from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import shown, unknown
@@ -81,13 +81,16 @@ def _process_problems(topology: Topology) -> Iterator[Problem]:
     hosts = _Hosts(topology)
     names: dict[str, str] = {}
     for position, process in enumerate(topology.processes):
-        yield from _claim(names, process.name, ("processes", position, "name"))
-        yield from hosts.one(process.host, ("processes", position, "host"))
-        for index, part in enumerate(process.command):
-            for name in placeholders(part):
-                if name != "data" and name not in hosts.known:
-                    message = f"{{{name}}} is neither {{data}} nor a host: {unknown('host', name, hosts.names)}"
-                    yield _problem(("processes", position, "command", index), message)
+        yield from hosts.some(process.host, ("processes", position, "host"))
+        for host in match_hosts(process.host, hosts.names):
+            yield from _claim(names, process_name(process, host), ("processes", position, "name"))
+        texts: list[tuple[Steps, str]] = [(("command", index), part) for index, part in enumerate(process.command)]
+        texts += [(("environment", name), value) for name, value in process.environment.items()]
+        for steps, text in texts:
+            for name in placeholders(text):
+                if name not in ("data", "host") and name not in hosts.known:
+                    message = f"{{{name}}} is neither {{data}} nor {{host}} nor a host: {unknown('host', name, hosts.names)}"
+                    yield _problem(("processes", position, *steps), message)
 
 
 def _unreachable(topology: Topology, directions: Collection[tuple[str, str]]) -> Iterator[Problem]:
@@ -175,7 +178,7 @@ def _client_problems(
 ) -> Iterator[Problem]:
     groups: dict[str, str] = {}
     names: dict[str, str] = {}
-    programs = {process.host for process in topology.processes}
+    programs = {host for process in topology.processes for host in match_hosts(process.host, hosts.names)}
     total = 0
     for position, group in enumerate(scenario.clients):
         yield from _claim(groups, group.name, ("clients", position, "name"))

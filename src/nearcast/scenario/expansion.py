@@ -1,5 +1,5 @@
-"""Wildcards and counts spelt out: which hosts a pattern means, every broker, every client. Both runtimes ask here, so that a
-client has the same name, topics and broker in each."""
+"""Wildcards and counts spelt out: which hosts a pattern means, every process, every broker, every client. Both runtimes ask
+here, so that a client has the same name, topics and broker in each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from nearcast.errors import ConfigError
-from nearcast.scenario.placeholders import fill
+from nearcast.scenario.placeholders import fill, rename
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Broker, Scenario
-from nearcast.scenario.topology import Topology
+from nearcast.scenario.topology import Process, Topology
 from nearcast.scenario.workload import Clients, Publishing, Subscribing
 
 
@@ -46,6 +46,32 @@ def match_hosts(pattern: str, hosts: Sequence[str]) -> list[str]:
     if pattern.endswith("*"):
         return [host for host in hosts if host.startswith(pattern[:-1])]
     return [pattern] if pattern in hosts else []
+
+
+def expand_processes(topology: Topology) -> Topology:
+    """The topology with every process on one host, and ``{host}`` spelt out. What comes from a file is like this already."""
+    hosts = topology.host_names()
+    processes = tuple(
+        _placed(process, host)
+        for position, process in enumerate(topology.processes)
+        for host in _matched(process.host, hosts, f"processes[{position}].host")
+    )
+    return topology if processes == topology.processes else msgspec.structs.replace(topology, processes=processes)
+
+
+def process_name(process: Process, host: str) -> str:
+    """What a process is called on one of the hosts it runs on."""
+    return f"{process.name}-{host}" if process.host.endswith("*") else process.name
+
+
+def _placed(process: Process, host: str) -> Process:
+    return msgspec.structs.replace(
+        process,
+        name=process_name(process, host),
+        host=host,
+        command=tuple(rename(part, "host", host) for part in process.command),
+        environment={name: rename(value, "host", host) for name, value in process.environment.items()},
+    )
 
 
 def topology_of(scenario: Scenario) -> Topology:

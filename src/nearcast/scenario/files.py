@@ -15,6 +15,7 @@ import msgspec
 from nearcast.configfile import Document
 from nearcast.errors import ConfigError
 from nearcast.scenario.checks import Problem, scenario_problems, topology_problems
+from nearcast.scenario.expansion import expand_processes
 from nearcast.scenario.movement import Trace
 from nearcast.scenario.rules import shown
 from nearcast.scenario.scenario import Scenario
@@ -50,7 +51,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     if isinstance(scenario.topology, Topology):
         topology = scenario.topology
         _refuse(document, (Problem(("topology", *problem.steps), problem.message) for problem in topology_problems(topology)))
-        topology = _anchored(topology, path.parent)
+        topology = _finished(topology, path.parent)
     else:
         topology = _referred(scenario.topology, document, path.parent)
     _refuse(document, scenario_problems(scenario, topology))
@@ -67,9 +68,9 @@ def resolve(scenario: Scenario, directory: str | Path = ".") -> Scenario:
         named = scenario.topology
         topology = load_topology(named if named in ready_topologies() else Path(directory) / named)
     else:
-        topology = scenario.topology
-        for problem in topology_problems(topology):
+        for problem in topology_problems(scenario.topology):
             raise Problem(("topology", *problem.steps), problem.message).error()
+        topology = expand_processes(scenario.topology)
     for problem in scenario_problems(scenario, topology):
         raise problem.error()
     return msgspec.structs.replace(scenario, topology=topology)
@@ -81,7 +82,7 @@ def _topology(path: Path) -> Topology:
         raise document.refusal(("topology",), "this is a scenario, not a topology: a topology has `sites` itself")
     topology = document.convert(Topology)
     _refuse(document, topology_problems(topology))
-    return _anchored(topology, path.parent)
+    return _finished(topology, path.parent)
 
 
 def _referred(named: str, document: Document, directory: Path) -> Topology:
@@ -99,8 +100,10 @@ def _refuse(document: Document, problems: Iterable[Problem]) -> None:
         raise document.refusal(problem.steps, problem.message)
 
 
-def _anchored(topology: Topology, directory: Path) -> Topology:
-    """The same topology with its file names made relative to the current directory instead of the file's."""
+def _finished(topology: Topology, directory: Path) -> Topology:
+    """The same topology with its file names made relative to the current directory instead of the file's, and its processes
+    each on one host."""
+    topology = expand_processes(topology)
     if topology.model is None or topology.model.file is None:
         return topology
     model = msgspec.structs.replace(topology.model, file=str(directory / topology.model.file))

@@ -29,6 +29,11 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return "".join(parts)
 
 
+def rename(text: str, old: str, new: str) -> str:
+    """The text with a placeholder called otherwise; everything else, doubled braces too, stays as it is."""
+    return _TOKENS.sub(lambda found: f"{{{new}}}" if found.group(1) == old else found.group(), text)
+
+
 def _pieces(text: str) -> Iterator[tuple[str | None, str]]:
     for found in _TOKENS.finditer(text):
         token = found.group()

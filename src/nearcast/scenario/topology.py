@@ -158,7 +158,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         require_name(self.name)
-        require(self.name != "data", "name", "must not be `data`: in commands {data} is a directory")
+        require(
+            self.name not in ("data", "host"), "name", "must not be `data` or `host`: in commands these mean something else"
+        )
         require_range(self.count, 1, MAX_HOSTS, "count")
         for port in self.ports:
             require_range(port, 1, 65_535, "ports")
@@ -188,14 +190,16 @@ class ReadyCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program on a host. ``{name}`` in a command is the address of that host as this one sees it; ``{data}`` a directory of
-    its own that survives restarts; ``{{`` and ``}}`` are braces."""
+    """A program on a host. In its command and environment ``{name}`` is the address of the host of that name as this one sees
+    it, ``{host}`` the address of its own, ``{data}`` a directory of its own that survives restarts; ``{{`` and ``}}`` are
+    braces."""
 
     name: str
     """Unique."""
 
     host: str
-    """Where it runs; the process moves with its host."""
+    """Where it runs; the process moves with its host. With a trailing ``*``, all that begin so: then each has such a process,
+    called ``name-host``."""
 
     command: tuple[str, ...]
     """Program and arguments."""
@@ -215,15 +219,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         require_name(self.name)
         require(len(self.command) > 0 and self.command[0] != "", "command", "must name a program")
-        for part in self.command:
-            require("\0" not in part, "command", "must not contain a NUL character")
-            try:
-                placeholders(part)
-            except ValueError as error:
-                raise ValueError(f"`command`: {error}") from None
-        for name, value in self.environment.items():
-            plain = name != "" and "=" not in name and "\0" not in name + value
-            require(plain, "environment", "must have names without `=`, and no NUL characters")
+        for field, parts in (("command", self.command), ("environment", self.environment.values())):
+            for part in parts:
+                require("\0" not in part, field, "must not contain a NUL character")
+                try:
+                    placeholders(part)
+                except ValueError as error:
+                    raise ValueError(f"`{field}`: {error}") from None
+        for name in self.environment:
+            require(name != "" and not set(name) & set("=\0"), "environment", "must have names without `=` and NUL")
         require_seconds(self.stop_timeout_s, "stop_timeout_s")
 
 

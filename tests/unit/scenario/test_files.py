@@ -64,7 +64,7 @@ def scenario_refused(directory: Path, text: str) -> ConfigError:
         (SITES + '[[sites]]\nname = "a"\n' + LINK, 7, "sites[2].name", "the name a is taken by sites[0] already"),
         (SITES + LINK + '[[hosts]]\nname = "a"\nsite = "b"', 9, "hosts[0].name", "the name a is taken by sites[0]"),
         (WHOLE + '[[hosts]]\nname = "car-2"\nsite = "b"', 16, "hosts[2].name", "the name car-2 is taken by hosts[1]"),
-        (WHOLE + '[[hosts]]\nname = "data"\nsite = "b"', 16, "hosts[2].name", "{data} is a directory"),
+        (WHOLE + '[[hosts]]\nname = "data"\nsite = "b"', 16, "hosts[2].name", "must not be `data` or `host`"),
         (WHOLE + '[[hosts]]\nname = "x y"\nsite = "b"', 16, "hosts[2].name", "letters, digits"),
         (WHOLE + '[[hosts]]\nname = "x"\nsite = "b"\ncount = 0', 18, "hosts[2].count", "between 1 and 100,000"),
         (WHOLE + '[[hosts]]\nname = "x"\nsite = "b"\ncount = 99999', 18, "hosts[2].count", "more than 100,000 hosts in all"),
@@ -102,14 +102,14 @@ def scenario_refused(directory: Path, text: str) -> ConfigError:
             WHOLE + "[[processes]]\nname = 'p'\nhost = 'car'\ncommand = ['x']",
             17,
             "processes[0].host",
-            "3 hosts, car-1 to car-3",
+            "car stands for 3 hosts: write car-* for all of them",
         ),
         (WHOLE + "[[processes]]\nname = 'p'\nhost = 'car-1'\ncommand = []", 18, "processes[0].command", "name a program"),
         (
             WHOLE + "[[processes]]\nname = 'p'\nhost = 'car-1'\ncommand = ['x',\n '{brokr}']",
             19,
             "processes[0].command[1]",
-            "{brokr} is neither {data} nor a host",
+            "{brokr} is neither {data} nor {host} nor a host: no host 'brokr'; did you mean 'broker'?",
         ),
         (WHOLE + "[[processes]]\nname = 'p'\nhost = 'broker'\ncommand = ['{']", 18, "processes[0].command", "written `{{`"),
         (
@@ -123,6 +123,19 @@ def scenario_refused(directory: Path, text: str) -> ConfigError:
             19,
             "processes[0].environment",
             "without `=`",
+        ),
+        (
+            WHOLE + "[[processes]]\nname = 'p'\nhost = 'broker'\ncommand = ['x']\nenvironment.A = 'x'\nenvironment.B = '{x}'",
+            20,
+            "processes[0].environment.B",
+            "{x} is neither",
+        ),
+        (
+            WHOLE + "[[processes]]\nname = 'p'\nhost = 'car-*'\ncommand = ['x']\n"
+            "[[processes]]\nname = 'p-car-2'\nhost = 'broker'\ncommand = ['x']\n",
+            20,
+            "processes[1].name",
+            "the name p-car-2 is taken by processes[0]",
         ),
         (
             WHOLE + "[[processes]]\nname = 'p'\nhost = 'broker'\ncommand = ['x']\nready.port = 0",
@@ -290,6 +303,17 @@ def test_the_matrix_of_a_model_is_beside_the_topology(tmp_path: Path) -> None:
     (tmp_path / "net.toml").write_text(SITES + '[model]\nkind = "matrix"\nfile = "rtt.csv"\n')
     model = load_topology(tmp_path / "net.toml").model
     assert model == LatencyModel(kind="matrix", file=str(tmp_path / "rtt.csv"))
+
+
+def test_a_process_on_many_hosts_is_one_on_each(tmp_path: Path) -> None:
+    text = "[[processes]]\nname = 'gateway'\nhost = 'car-*'\ncommand = ['run', '--listen={host}', '{broker}', '{{host}}']\n"
+    (tmp_path / "net.toml").write_text(WHOLE + text + "environment = { ME = '{host}', DATA = '{data}' }\n")
+    processes = load_topology(tmp_path / "net.toml").processes
+    assert [(process.name, process.host) for process in processes] == [
+        (f"gateway-car-{number}", f"car-{number}") for number in (1, 2, 3)
+    ]
+    assert processes[1].command == ("run", "--listen={car-2}", "{broker}", "{{host}}")
+    assert processes[1].environment == {"ME": "{car-2}", "DATA": "{data}"}
 
 
 def test_names_are_looked_up_before_files() -> None:
