@@ -251,6 +251,7 @@ class World:
                 client.output += chunk
             for chunk in connection.take_held() or []:
                 client.output += chunk
+            connection.committed()
             if connection.starved and not connection.closing:
                 self.engine.writable(connection, self.now)
             if connection.closing and not client.closed:

@@ -114,6 +114,8 @@ class Commits:
             handle.held_bytes -= size
             handle.send(chunks)
             connection = handle.connection
+            if connection is not None:
+                connection.committed()
             if handle.waits_to_close:
                 if not handle.held_bytes:
                     handle.close()
@@ -166,6 +168,7 @@ class Commits:
                     self._hold(handle, held, counted - connection.out_bytes)
                 else:
                     handle.send(held)
+                    connection.committed()
             if connection.closing:
                 if handle.held_bytes:
                     handle.waits_to_close = True

@@ -28,7 +28,8 @@ NO_PACKET_LIMIT: Final = 268_435_460
 
 
 class Connection:
-    """See the module. A driver uses ``handle``, ``congested``, ``closing``, ``take`` and ``take_held``, and reads the rest."""
+    """See the module. A driver uses ``handle``, ``congested``, ``closing``, ``take``, ``take_held`` and ``committed``, and
+    reads the rest."""
 
     def __init__(self, effects: Effects, peer: Peer, handle: object, now: float, limits: Limits) -> None:
         self.effects = effects
@@ -52,6 +53,8 @@ class Connection:
         self.starved = False
         self.closing = False
         self.dirty = False
+        # Whether CONNACK waits for the disk: nothing may overtake it [MQTT-3.2.0-1].
+        self.awaits_disk = False
         self.out: list[bytes] = []
         self.held: list[bytes] | None = None
         self.out_bytes = 0
@@ -88,6 +91,9 @@ class Connection:
 
     def push(self, chunk: bytes) -> None:
         """Output that waits for nothing."""
+        if self.awaits_disk:
+            self.push_held(chunk)
+            return
         self.out.append(chunk)
         self.out_bytes += len(chunk)
         self.touch()
@@ -153,6 +159,10 @@ class Connection:
             self.held = None
             self._taken(chunks)
         return chunks
+
+    def committed(self) -> None:
+        """What :meth:`take_held` gave was sent."""
+        self.awaits_disk = False
 
     def _taken(self, chunks: list[bytes]) -> None:
         size = 0

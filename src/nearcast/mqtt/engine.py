@@ -3,8 +3,8 @@
 Everything the broker decides is decided here and below; a driver only moves bytes. After every call into the engine it must
 
 1. make ``take_records()`` durable,
-2. then, for each connection in ``ready()``, send ``take()`` at once and ``take_held()`` once step 1 is done,
-   and close the transport of those that are ``closing``.
+2. then, for each connection in ``ready()``, send ``take()`` at once and ``take_held()`` once step 1 is done, then say so
+   (``committed()``), and close the transport of those that are ``closing``.
 
 A driver whose transport cannot take more sets ``connection.congested``, leaves the output where it is, and calls
 ``writable()`` when the transport has drained. It also calls ``writable()`` after taking the output of a connection that is

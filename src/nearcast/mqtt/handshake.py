@@ -192,6 +192,7 @@ class Handshake:
             self._effects.stats.takeovers += 1
             self._drop(session.connection, reasons.SESSION_TAKEN_OVER, now, None)
             session = sessions.by_client.get(client_id)
+        was_durable = session is not None and session.durable
         if session is not None and packet.clean_start:  # [MQTT-3.1.2-4]
             sessions.end(session, now)
             session = None
@@ -207,6 +208,8 @@ class Handshake:
         answer = self._agree(connection, packet, expiry)
         if answer is not None and verdict.data is not None:
             answer.authentication_data = verdict.data
+        # The client is told that a session is gone, and reuses its packet identifiers. A power cut must not bring it back.
+        connection.awaits_disk = was_durable and not (present and session.durable)
         self._effects.stats.connects_accepted += 1
         self._effects.stats.connected_clients += 1
         connection.push(encode(ConnAck(reasons.SUCCESS, present, answer), connection.version))

@@ -4,7 +4,8 @@ Always, whatever fails:
 
 - *Nothing is invented.* What a client gets was published, byte for byte, to a topic it subscribed to.
 - *Order.* Of one publisher's messages to one topic at one QoS, a client gets each for the first time in the order they were
-  published [MQTT-4.6.0-5, -6]. Retained messages that answer a subscription are no part of it.
+  published [MQTT-4.6.0-5, -6]. Retained messages that answer a subscription are no part of it, nor is what is repeated that
+  was published before the client subscribed.
 - *Exactly once.* At QoS 2 a client gets no message twice, unless the publisher was told in between that its session is gone:
   then it cannot know what became of the message.
 - *No gratuitous repetition.* At QoS 1 a client gets a message twice only if a connection was lost since it was published.
@@ -64,6 +65,8 @@ class Subscriber:
         """Messages that it should get, as far as it could be known when they were published, and has not."""
         self.owed: dict[Key, Sent] = {}
         """Those of them that it must get."""
+        self.given_up: set[Key] = set()
+        """What was expected by a session that is gone."""
         self.seen: dict[int, set[int]] = {}
         """Sequences it got, of each stream."""
         self.highest: dict[int, int] = {}
@@ -193,7 +196,9 @@ class Ledger(Invariant):
         stream = self._streams[message.publisher]
         self._assure(stream.client)
         stream.messages[message.sequence].acknowledged = True
-        if message.retain:
+        where = (stream.client.broker, stream.client.port)
+        # Without a journal an acknowledgement may come from a process that is gone, and its retained messages with it.
+        if message.retain and (self._durable[where] or message.sent_s >= self._broker_died_s[where[0]]):
             stream.acknowledged_retained = message.sequence
 
     def _on_delivered(self, host: Host, fact: facts.Delivered) -> None:
@@ -209,8 +214,10 @@ class Ledger(Invariant):
         if known is None or not any(takes(wanted.filter, fact.topic) for wanted in known.client.subscribe):
             raise InvariantViolated(f"{fact.client} got {_named(message)}, which it did not subscribe to", [host])
         key = (identity.publisher, identity.sequence)
+        was_expected = key in known.expected
         known.owed.pop(key, None)
         known.expected.discard(key)
+        known.given_up.discard(key)
         if fact.retained:
             self.retained += 1
             return
@@ -223,6 +230,8 @@ class Ledger(Invariant):
         self.latencies_s.append(self._now() - message.sent_s)
         highest = known.highest.get(identity.publisher, -1)
         if identity.sequence < highest:
+            if not was_expected and (fact.qos == 1 or sent.may_repeat):
+                return  # a repetition; the first time, the client had no subscription yet
             raise InvariantViolated(
                 f"{fact.client} got {_named(message)} for the first time after number {highest}",
                 [host, stream.client.host, stream.client.broker],
@@ -354,7 +363,7 @@ class Ledger(Invariant):
     @property
     def lost(self) -> int:
         """Messages that somebody should have got, did not get, and never will."""
-        return sum(len(known.expected) - len(known.owed) for known in self._subscribers.values())
+        return sum(len(known.expected) - len(known.owed) + len(known.given_up) for known in self._subscribers.values())
 
     @property
     def pending(self) -> int:
@@ -386,6 +395,8 @@ class Ledger(Invariant):
     def _excuse(self, known: Subscriber) -> None:
         """The session is gone, and with it what was owed to it."""
         known.owed.clear()
+        known.given_up |= known.expected
+        known.expected.clear()
         known.confirmed = False
         known.session_number = 0
 

@@ -13,7 +13,19 @@ from nearcast.broker.transports import ClientTransport
 from nearcast.config import BrokerConfig, Limits, Observability, Persistence
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.codec import PacketReader, encode
-from nearcast.mqtt.packets import Connect, Disconnect, Properties, PubAck, Publish, Subscribe, SubscriptionRequest
+from nearcast.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    Properties,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    SubscriptionRequest,
+)
 from tests.unit.broker.fakes import MemoryTransport, attach, feed, in_loop
 
 QUIET = Observability(sys_interval_seconds=0)
@@ -447,3 +459,39 @@ async def test_an_answer_that_waited_for_its_client_still_waits_for_the_disk() -
         await journal.complete()
     assert other_transport.take() == PUBACK
     assert transport.take() == PUBACK
+
+
+@in_loop
+async def test_a_clean_start_over_a_durable_session_is_answered_once_its_end_is_on_disk() -> None:
+    """Found by simulation: told "no session", the client reused identifiers. A power cut brought the old session back, which
+    took the QoS 2 messages under those identifiers for repetitions: acknowledged, never delivered."""
+    journal = ManualJournal(needs_sync=True)
+    broker = make(journal)
+    first, _ = attach(broker)
+    feed(first, connect("c"), Publish("t", b"x", qos=2, packet_id=1))
+    await settle()
+    await journal.complete()
+    again, transport = attach(broker)
+    clean = Connect("c", clean_start=True, properties=Properties(session_expiry_interval=1_000))
+    feed(again, clean, PingReq(), Subscribe(2, [SubscriptionRequest("t", 0)]), Publish("t", b"own", qos=0))
+    await settle()
+    assert transport.take() == b""
+    await journal.complete()
+    packets = PacketReader(5).feed(transport.take())
+    assert [type(packet) for packet in packets] == [ConnAck, PingResp, SubAck, Publish]
+    assert isinstance(packets[0], ConnAck)
+    assert not packets[0].session_present
+    # From then on only promises wait for the disk.
+    feed(again, PingReq(), Publish("t", b"own", qos=0))
+    assert [type(packet) for packet in PacketReader(5).feed(transport.take())] == [PingResp, Publish]
+
+
+@in_loop
+async def test_without_a_flush_nothing_waits_for_a_clean_start() -> None:
+    journal = ManualJournal(needs_sync=False)
+    broker = make(journal)
+    first, _ = attach(broker)
+    feed(first, connect("c"))
+    again, transport = attach(broker)
+    feed(again, Connect("c", clean_start=True), PingReq())
+    assert [type(packet) for packet in PacketReader(5).feed(transport.take())] == [ConnAck, PingResp]

@@ -442,6 +442,24 @@ def test_what_promises_something_is_held_back() -> None:
     assert kinds == [records.SESSION_ENDED]
 
 
+@pytest.mark.parametrize(
+    ("clean", "expiry", "held"), [(True, 100, True), (True, 0, True), (False, 0, True), (False, 100, False)]
+)
+def test_connack_waits_for_the_disk_when_a_durable_session_ends(clean: bool, expiry: int, held: bool) -> None:
+    world = World(durable=True)
+    world.persistent("c").lose()
+    connection = world.open().connection
+    properties = Properties(session_expiry_interval=expiry)
+    data = encode(Connect("c", clean_start=clean, properties=properties), 5) + encode(PingReq(), 5)
+    world.engine.receive(connection, data, world.now)
+    out, waiting = b"".join(connection.take()), b"".join(connection.take_held() or [])
+    assert out[:1] == (b"" if held else b"\x20")
+    assert waiting[:1] == (b"\x20" if held else b"")
+    connection.committed()
+    world.engine.receive(connection, encode(PingReq(), 5), world.now)
+    assert b"".join(connection.take()) == encode(PingResp(), 5)
+
+
 def test_without_a_journal_nothing_is_held_and_nothing_recorded() -> None:
     world = World()
     client = world.persistent("c")
