@@ -10,15 +10,10 @@ turn into JSON. The bars that they are held to, and what was measured, are in do
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -26,17 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearcast.emulation.namespaces import HostNamespace, create_hosts
-from nearcast.emulation.probes import (
-    MIN_PAYLOAD_BYTES,
-    Echoing,
-    Receiving,
-    Sending,
-    Sent,
-    Transferred,
-    Transferring,
-    prepare_receiver,
-)
-from nearcast.emulation.router import Router, RouterSettings, RouterStatistics
+from nearcast.emulation.probes import Echoing, Transferred, Transferring
+from nearcast.emulation.probing import PORT, Circumstances, exchange, open_receiver, open_sender, run_probe
+from nearcast.emulation.router import Router, RouterSettings
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
 from nearcast.network.network import Network
@@ -56,11 +43,11 @@ ATTEMPTS: Final = 3
 """Times that something is measured before a bad result is believed: a neighbour on the machine may have had the moment."""
 
 DISTURBED_SHARE: Final = 0.02
-PORT: Final = 9077
 MAX_PAIRS: Final = 400
 """Pairs that are measured unless said otherwise; each needs a socket."""
 
-_LATENCIES_MS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0)
+_POSITIONS_MS: Final = (0.0, 1.0, 6.0, 30.0, 100.0)
+"""Where the sites of the reference topology are, on a line."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,22 +81,6 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
     def within(self) -> bool:
         """Whether the median is where the bar wants it."""
         return abs(self.error.median_ms) <= self.allowance_ms
-
-
-class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement has to be read with."""
-
-    stolen_share: float
-    """Share of the cores that the hypervisor gave to others. Well above zero, tails say more about it than the router."""
-
-    router_cpu_share: float | None = None
-    """Of one core."""
-
-    router_starved_share: float | None = None
-    """Time that the router wanted to run and could not."""
-
-    router_lateness_p99_ms: float | None = None
-    """What the router itself says: 99th percentile of writing packets later than due."""
 
 
 class AccuracyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,15 +174,16 @@ def running(
 
 
 def reference_topology(hosts: int = 20, sites: int = 5) -> Topology:
-    """Hosts at sites with links of 1 to 100 ms between them, 0.5 ms within: delays of all sizes at once."""
+    """Hosts at sites that are 1 to 100 ms apart, 0.5 ms within a site: delays of all sizes at once."""
     names = [f"site-{number + 1}" for number in range(sites)]
-    between = [(first, second) for index, first in enumerate(names) for second in names[index + 1 :]]
+    positions_ms = [*_POSITIONS_MS, *(_POSITIONS_MS[-1] + 20.0 * number for number in range(1, sites))][:sites]
     return Topology(
         name="accuracy",
         sites=tuple(Site(name=name, local=Conditions(latency_ms=0.5)) for name in names),
         links=tuple(
-            SiteLink(between=pair, latency_ms=_LATENCIES_MS[number % len(_LATENCIES_MS)])
-            for number, pair in enumerate(between)
+            SiteLink(between=(names[a], names[b]), latency_ms=positions_ms[b] - positions_ms[a])
+            for a in range(sites)
+            for b in range(a + 1, sites)
         ),
         hosts=tuple(Host(name=f"host-{number + 1}", site=names[number % sites]) for number in range(hosts)),
     )
@@ -268,7 +240,7 @@ def measure_pairs(
     # Neighbours in time are strangers in space: the sender goes round in this order.
     random.Random(len(chosen)).shuffle(chosen)
     expected_ms = np.array([network.one_way_ms(*pair) for pair in chosen])
-    sent, records, circumstances = _exchange(
+    sent, records, circumstances = exchange(
         hosts, chosen, packets_per_s, duration_s, payload_bytes, float(expected_ms.max()), router=router
     )
     numbers = records[:, 0]
@@ -351,7 +323,7 @@ def _climb(
     below: Sequence[Rung],
 ) -> Rung:
     expected_ms = np.array([network.one_way_ms(*pair) for pair in pairs])
-    sent, records, circumstances = _exchange(
+    sent, records, circumstances = exchange(
         hosts, pairs, rate, duration_s, payload_bytes, float(expected_ms.max()), router=router, pause_s=0.001
     )
     if not len(records):
@@ -374,9 +346,9 @@ def _climb(
 def measure_echo(*, latency_ms: float = 10.0, count: int = 300, settings: RouterSettings | None = None) -> EchoResult:
     """Round-trip time as a program sees it: two waits for the network, two wake-ups of a process."""
     with running(line_topology(latency_ms), settings=settings) as (hosts, _, _):
-        there, back = _sender(hosts[0], hosts[1].address), _receiver(hosts[1])
+        there, back = open_sender(hosts[0], hosts[1].address), open_receiver(hosts[1])
         with there, back:
-            output = _run("echo", Echoing(there=there.fileno(), back=back.fileno(), count=count), [there, back], 60.0)
+            output = run_probe("echo", Echoing(there=there.fileno(), back=back.fileno(), count=count), [there, back], 60.0)
     return EchoResult(
         configured_ms=2 * latency_ms, round_trip=_spread(np.array(msgspec.json.decode(output, type=list[float])))
     )
@@ -397,120 +369,10 @@ def measure_transfer(
         with source, target:
             source.settimeout(None)
             work = Transferring(source=source.fileno(), target=target.fileno(), duration_s=duration_s)
-            result = msgspec.json.decode(_run("transfer", work, [source, target], duration_s + 30.0), type=Transferred)
+            result = msgspec.json.decode(run_probe("transfer", work, [source, target], duration_s + 30.0), type=Transferred)
     return TransferResult(
         configured_ms=latency_ms, mtu_bytes=mtu_bytes, megabits_per_s=result.bytes * 8 / 1e6 / result.elapsed_s
     )
-
-
-def _exchange(
-    hosts: Sequence[HostNamespace],
-    pairs: Sequence[tuple[int, int]],
-    packets_per_s: float,
-    duration_s: float,
-    payload_bytes: int,
-    longest_ms: float,
-    *,
-    router: Router | None = None,
-    pause_s: float = 0.0,
-) -> tuple[Sent, npt.NDArray[np.int64], Circumstances]:
-    """Send over all pairs in turn; returns what was sent, and rows of (pair, nanoseconds sent, nanoseconds received)."""
-    receivers: list[socket.socket] = []
-    senders: list[socket.socket] = []
-    try:
-        for index in sorted({target for _, target in pairs}):
-            receivers.append(_receiver(hosts[index]))
-        for source, target in pairs:
-            senders.append(_sender(hosts[source], hosts[target].address))
-        statistics = router.statistics() if router else None
-        stolen_s, began = _stolen_s(), time.monotonic()
-        quiet_s = 0.5 + longest_ms / 1000.0
-        receiving = Receiving(descriptors=[one.fileno() for one in receivers], quiet_s=quiet_s, pause_s=pause_s)
-        receiver = _start("receive", receiving, receivers)
-        try:
-            work = Sending(
-                descriptors=[one.fileno() for one in senders],
-                packets_per_s=packets_per_s,
-                duration_s=duration_s,
-                payload_bytes=max(payload_bytes, MIN_PAYLOAD_BYTES),
-            )
-            sent = msgspec.json.decode(_run("send", work, senders, duration_s * 3 + 30.0), type=Sent)
-            output = _finish(receiver, quiet_s + 30.0)
-        finally:
-            receiver.kill()
-            receiver.wait()
-        elapsed_s = time.monotonic() - began
-        stolen_share = (_stolen_s() - stolen_s) / elapsed_s / (os.cpu_count() or 1)
-        circumstances = Circumstances(stolen_share=stolen_share)
-        if router is not None and statistics is not None:
-            circumstances = _circumstances(stolen_share, statistics, router.statistics(), sent.elapsed_s)
-    finally:
-        for one in [*senders, *receivers]:
-            one.close()
-    return sent, np.frombuffer(output, dtype=np.int64).reshape(-1, 3), circumstances
-
-
-def _circumstances(stolen_share: float, before: RouterStatistics, after: RouterStatistics, elapsed_s: float) -> Circumstances:
-    return Circumstances(
-        stolen_share=stolen_share,
-        router_cpu_share=(after.cpu_s - before.cpu_s) / elapsed_s,
-        router_starved_share=(after.starved_s - before.starved_s) / elapsed_s,
-        router_lateness_p99_ms=after.lateness.since(before.lateness).percentile_ms(99),
-    )
-
-
-def _receiver(host: HostNamespace) -> socket.socket:
-    def make() -> socket.socket:
-        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        prepare_receiver(one)
-        one.bind((host.address, PORT))
-        return one
-
-    return host.call(make)
-
-
-def _sender(host: HostNamespace, address: str) -> socket.socket:
-    def make() -> socket.socket:
-        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        one.connect((address, PORT))
-        return one
-
-    return host.call(make)
-
-
-def _start(role: str, work: msgspec.Struct, sockets: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "nearcast.emulation.probes", role],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=[one.fileno() for one in sockets],
-        start_new_session=True,
-    )
-    assert process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
-    process.stdin.write(msgspec.json.encode(work) + b"\n")
-    process.stdin.flush()
-    return process
-
-
-def _finish(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    try:
-        output, complaint = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise EmulationError(f"a probe did not finish within {timeout_s:g} s: the machine is overloaded") from None
-    if complaint or process.returncode:
-        last = complaint.decode(errors="replace").strip().splitlines()
-        raise EmulationError(last[-1] if last else f"a probe ended with exit code {process.returncode}")
-    return output
-
-
-def _run(role: str, work: msgspec.Struct, sockets: Sequence[socket.socket], timeout_s: float) -> bytes:
-    process = _start(role, work, sockets)
-    try:
-        return _finish(process, timeout_s)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _spread(values: npt.NDArray[Any]) -> Spread:
@@ -518,12 +380,3 @@ def _spread(values: npt.NDArray[Any]) -> Spread:
         return Spread(median_ms=0.0, p95_ms=0.0, p99_ms=0.0, max_ms=0.0)
     median, p95, p99, largest = (float(value) for value in np.percentile(values, [50, 95, 99, 100]))
     return Spread(median_ms=median, p95_ms=p95, p99_ms=p99, max_ms=largest)
-
-
-def _stolen_s() -> float:
-    """Core time that this machine wanted and its hypervisor gave to others, since the start; 0 where nobody says."""
-    try:
-        fields = Path("/proc/stat").read_text().splitlines()[0].split()
-        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0.0
