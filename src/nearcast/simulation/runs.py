@@ -130,7 +130,7 @@ def simulate(
     except InvariantViolated as error:
         violation = Violation(kind=type(error).__name__, message=error.message, at_s=world.now, hosts=error.hosts)
         if tracer is not None:
-            story = tell(tracer, [host.name for host in world.hosts], error.hosts, world.cause)
+            story = tell(tracer, [host.name for host in world.hosts], error, world.cause)
     finally:
         gc.set_threshold(*thresholds)
     outcome = Outcome(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 
 import msgspec
 
+from nearcast.errors import InvariantViolated
 from nearcast.simulation.tracing import WORLD, Line, Tracer
 
 LAST_LINES = 40
@@ -22,19 +24,25 @@ class Story(msgspec.Struct, frozen=True):
     last: tuple[str, ...]
     """The last lines of the hosts involved and of the faults, by time."""
 
+    raised: tuple[str, ...] = ()
+    """Where the exception came from, if a node raised one."""
+
     def text(self) -> str:
-        parts = []
+        parts: list[str] = []
+        if self.raised:
+            parts += ["What the node raised:", *(f"  {line}" for line in self.raised), ""]
         if self.chain:
             parts += ["How it came about:", *(f"  {line}" for line in self.chain), ""]
         return "\n".join([*parts, "What those involved did last:", *(f"  {line}" for line in self.last)])
 
 
-def tell(tracer: Tracer, names: Sequence[str], involved: Sequence[str], cause: int, last_lines: int = LAST_LINES) -> Story:
+def tell(tracer: Tracer, names: Sequence[str], violation: InvariantViolated, cause: int) -> Story:
     """The story of a run that has just failed in event ``cause``. Nobody involved means that everybody may be."""
-    wanted = {index for index, name in enumerate(names) if name in set(involved)} or set(range(len(names)))
+    involved = set(violation.hosts)
+    wanted = {index for index, name in enumerate(names) if name in involved} or set(range(len(names)))
     own = [line for index in wanted for line in tracer.lines.get(index, ())]
     own.sort(key=lambda line: line.order)
-    own = own[-last_lines:]
+    own = own[-LAST_LINES:]
     # All faults since then, and the last few before: what was broken already.
     faults = list(tracer.lines.get(WORLD, ()))
     since = own[0].at_s if own else 0.0
@@ -44,6 +52,7 @@ def tell(tracer: Tracer, names: Sequence[str], involved: Sequence[str], cause: i
     return Story(
         chain=tuple(show(line, names, width) for line in _chain(tracer, cause)),
         last=tuple(show(line, names, width) for line in lines),
+        raised=_raised(violation.__cause__),
     )
 
 
@@ -55,6 +64,12 @@ def show(line: Line, names: Sequence[str], width: int = 0) -> str:
     """One line: when, who, what, and the message it was an answer to."""
     reason = f"  [in #{line.cause}]" if line.host != WORLD and line.cause >= 0 and line.cause != line.number else ""
     return f"{line.at_s:12.6f} s  {name_of(line, names):<{width}}  {line.text}{reason}"
+
+
+def _raised(error: BaseException | None) -> tuple[str, ...]:
+    if error is None:
+        return ()
+    return tuple("".join(traceback.format_exception(error)).rstrip().split("\n"))
 
 
 def _chain(tracer: Tracer, cause: int) -> list[Line]:

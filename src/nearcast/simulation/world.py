@@ -392,7 +392,9 @@ def _failure(host: Host, error: Exception) -> NodeFailed:
     """An exception that a node let out, with the place it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return NodeFailed(f"{host.name} raised {type(error).__name__}: {error}{place}", [host])
+    failure = NodeFailed(f"{host.name} raised {type(error).__name__}: {error}{place}", [host])
+    failure.__cause__ = error  # mypyc forgets what `raise ... from` says
+    return failure
 
 
 def _described(packet: Packet) -> str:
