@@ -235,8 +235,8 @@ def _explain(problem: OSError, doing: str) -> str:
             return "network namespaces need root: run this with sudo"
         what = "/dev/net/tun" if problem.filename == "/dev/net/tun" else doing
         return (
-            f"root may not do everything here ({what}: {problem.strerror}): give the container "
-            "`--cap-add SYS_ADMIN --cap-add NET_ADMIN --device /dev/net/tun --security-opt seccomp=unconfined`"
+            f"root may not do everything here ({what}: {problem.strerror}): run the container with `--privileged`, or with "
+            "`--cap-add SYS_ADMIN --cap-add NET_ADMIN --device /dev/net/tun` and without seccomp and AppArmor profiles"
         )
     if problem.errno in (errno.ENOSYS, errno.EINVAL):
         return f"this kernel has no network namespaces or TUN devices ({doing}: {problem.strerror})"
