@@ -18,10 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTED_URL = "mqtt://127.0.0.1:1883"
 
+RUN_ELSEWHERE = {"simulating": "tests/simulation/test_guide.py"}
+"""Pages whose programs need no broker, and what runs them."""
+
 
 def programs() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
+        if page.stem in RUN_ELSEWHERE:
+            continue
         for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE), 1):
             # Others need what is not on any page; their own tests have it.
             if DOCUMENTED_URL in text or any(name in text for name in files()):
@@ -33,6 +38,8 @@ def files() -> dict[str, str]:
     """The files that pages show and programs on them may open: TOML blocks that begin with ``# name.toml``."""
     found = {}
     for page in PAGES:
+        if page.stem in RUN_ELSEWHERE:
+            continue
         for text in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
             named = re.match(r"# ([\w-]+\.toml)\n", text)
             if named is not None:

@@ -14,10 +14,11 @@ from mypy_extensions import i64
 
 from nearcast.errors import SimulationLimit
 
-Entry = tuple[float, int, Any, Any, Any]
+Entry = tuple[Any, ...]
 """When; the event's number times ``KINDS`` plus its kind; three things that the kind gives a meaning.
 
-Numbers are unique, so comparing two entries never reaches the things, and one number is cheaper to keep than two.
+Numbers are unique, so comparing two entries never reaches the things, and one number is cheaper to keep than two. The type is
+loose because mypyc would unpack a tuple of known length and pack it again at every step.
 """
 
 KINDS: Final = 16
@@ -77,20 +78,15 @@ class Agenda:
             if position < len(current):
                 entry = current[position]
                 if late and late[0] < entry:
-                    if late[0][0] > until:
-                        return None
-                    self._size -= 1
-                    return heappop(late)
-                if entry[0] > until:
+                    return self._pop_late(until)
+                when: float = entry[0]
+                if when > until:
                     return None
                 self._position = position + 1
                 self._size -= 1
                 return entry
             if late:
-                if late[0][0] > until:
-                    return None
-                self._size -= 1
-                return heappop(late)
+                return self._pop_late(until)
             if not self._bucket_heap:
                 return None
             bucket = self._bucket_heap[0]
@@ -102,6 +98,13 @@ class Agenda:
             self._current.sort()
             self._position = 0
             self._current_bucket = bucket
+
+    def _pop_late(self, until: float) -> Entry | None:
+        when: float = self._late[0][0]
+        if when > until:
+            return None
+        self._size -= 1
+        return heappop(self._late)
 
     def clear(self) -> None:
         """Forget everything, to free the memory of a run that is over."""

@@ -165,7 +165,7 @@ class World:
                 entry = agenda.pop(until)
                 if entry is None:
                     break
-                when = entry[0]
+                when: float = entry[0]
                 order: i64 = entry[1]
                 kind = order % KINDS
                 self.cause = order // KINDS

@@ -1,0 +1,60 @@
+"""The example of docs/guides/simulating.md does what the guide says, and its correction corrects it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "simulating.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found.group(1)
+
+
+def corrected(program: str) -> str:
+    """The program with the guide's diff applied: each run of removed lines makes place for the added ones after it."""
+    for removed, added in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", block("diff"), re.MULTILINE):
+        old, new = (re.sub(r"^[-+]", "", lines, flags=re.MULTILINE) for lines in (removed, added))
+        assert program.count(old) == 1, old
+        program = program.replace(old, new)
+    return program
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "lease.py").write_text(block("python"))
+    (tmp_path / "lease.toml").write_text(block("toml"))
+    return tmp_path
+
+
+def simulate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nearcast", "simulate", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_lease_fails_as_shown(folder: Path) -> None:
+    run = simulate(folder, "lease.toml", "--seeds", "20", "--shrink", "--jobs", "1")
+    assert run.returncode == 1, run.stderr
+    assert "2 clients hold the lease" in run.stdout
+    kept = re.search(r"(\d+) of 20 seeds keep every invariant", run.stdout)
+    assert kept is not None
+    assert 10 <= int(kept.group(1)) < 20
+    assert re.search(r"Faults: the 1 of \d+ that it takes\n +\d+  [\d.]+ s clock of client-\d jumps by", run.stdout)
+    command = run.stdout.rpartition("Replay: nearcast simulate ")[2].split()
+    again = simulate(folder, *command)
+    assert again.returncode == 1
+    assert "2 clients hold the lease" in again.stdout
+
+
+def test_the_corrected_lease_holds(folder: Path) -> None:
+    (folder / "lease.py").write_text(corrected(block("python")))
+    run = simulate(folder, "lease.toml", "--seeds", "40", "--jobs", "1")
+    assert run.returncode == 0, run.stdout
+    assert "40 of 40 seeds keep every invariant" in run.stdout
