@@ -21,7 +21,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     jitter: JitterKind = "normal"
     """Shape of the jitter. ``uniform``: ± ``jitter_ms`` around the latency. ``normal``: standard deviation ``jitter_ms``
     around it. ``lognormal`` and ``pareto``: only ever added, with median ``jitter_ms``; the tail is long and longer. No packet
-    is faster than a tenth of the latency."""
+    is faster than a tenth of the latency. Packets much closer together than 40 times ``jitter_ms`` are delayed alike."""
 
     loss: float = 0.0
     """Share of packets lost, 0 to 1, each independent of the others."""
