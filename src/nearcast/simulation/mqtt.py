@@ -123,7 +123,9 @@ class MqttNode(Node):
 
 
 class Mqtt(Protocol):
-    """Brokers and clients."""
+    """Brokers and clients. A subclass may put another broker in the place of ours, to see what the invariants say to it."""
+
+    broker_class: type[SimulatedBroker] = SimulatedBroker
 
     def __init__(self) -> None:
         self.settings = MqttSettings()
@@ -160,9 +162,9 @@ class Mqtt(Protocol):
         return [self.ledger]
 
     def make_broker(self, host: Host, broker: Broker, token: int) -> SimulatedBroker:
-        """A broker's process. Tests override this, to plant a fault."""
+        """A broker's process."""
         settings = self.settings
-        return SimulatedBroker(
+        return self.broker_class(
             host, broker.port, broker.durable, settings.limits, settings.snapshot_bytes, settings.snapshot_step_bytes, token
         )
 
