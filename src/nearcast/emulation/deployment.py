@@ -267,10 +267,11 @@ class Deployment:
         if for_s is not None:
 
             async def restore() -> None:
-                for direction, old in zip(directions, before, strict=True):
-                    if self._revisions[direction] == revision:
-                        await self._restore_link(direction, old)
-                self._note("undone", between[0], f"link {text} is as before")
+                mine = [entry for entry in zip(directions, before, strict=True) if self._revisions[entry[0]] == revision]
+                for direction, old in mine:
+                    await self._restore_link(direction, old)
+                if mine:
+                    self._note("undone", between[0], f"link {text} is as before")
 
             self._later(for_s, restore(), f"restoring link {text}")
 
