@@ -15,6 +15,9 @@ from nearcast.bench.process import machine, stolen_seconds
 STOLEN_WORTH_SAYING = 0.02
 """Share of the machine that its hypervisor gave to others from which on the figures deserve a note."""
 
+BUSY_PER_CORE = 0.5
+"""Load average per core, before the run, from which on somebody else is at work."""
+
 _PACKAGES = ("numpy", "pyarrow", "matplotlib", "msgspec", "uvloop", "pyspark")
 
 
@@ -44,6 +47,7 @@ class Usage:
         self._stolen = stolen_seconds()
         self._waited = _pressure_seconds()
         self._began = time.monotonic()
+        self._load = os.getloadavg()[0]
 
     def since(self) -> dict[str, float]:
         elapsed = max(1e-9, time.monotonic() - self._began)
@@ -56,6 +60,8 @@ class Usage:
         share = self.since()["stolen_share"]
         if share >= STOLEN_WORTH_SAYING:
             yield f"the hypervisor gave {share:.0%} of this machine's processor time to others meanwhile"
+        if self._load >= BUSY_PER_CORE * (os.cpu_count() or 1):
+            yield f"this machine was busy before it began (load average {self._load:.1f}): times are longer than they need be"
         if not compiled.is_compiled():
             yield "the hot modules ran as plain Python: rates are several times lower than compiled"
         stale = compiled.stale_sources()

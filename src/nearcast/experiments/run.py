@@ -220,8 +220,12 @@ def perform(
     except NearcastError as error:
         outcome.error = _line(error)
     except BaseException as error:
-        outcome.error = f"internal error: {error!r}"
-        raise
+        # A task group wraps what went wrong in one of its tasks.
+        purposeful = _purposeful(error)
+        if purposeful is None:
+            outcome.error = f"internal error: {error!r}"
+            raise
+        outcome.error = _line(purposeful)
     finally:
         outcome.elapsed_s = round(time.monotonic() - began, 3)
         outcome.ok = outcome.complete and all(bar.ok for bar in outcome.bars)
@@ -230,6 +234,13 @@ def perform(
             run.note(note)
         run.save()
     return outcome
+
+
+def _purposeful(error: BaseException) -> NearcastError | None:
+    """The first error made on purpose inside a group of exceptions."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _purposeful(inner)) is not None), None)
+    return error if isinstance(error, NearcastError) else None
 
 
 def _line(error: Exception) -> str:

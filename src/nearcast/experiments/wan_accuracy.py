@@ -14,6 +14,7 @@ from nearcast.emulation.measurement import (
     reference_topology,
 )
 from nearcast.errors import EmulationUnavailable
+from nearcast.experiments import plots
 from nearcast.experiments.experiment import Bar, Experiment, Parameters, at_least, at_most
 from nearcast.experiments.run import Run
 
@@ -47,6 +48,7 @@ class WanAccuracy(Experiment[AccuracyParameters]):
         ]
 
     def check(self, parameters: AccuracyParameters) -> None:
+        plots.require()
         missing = namespaces.available()
         if missing is not None:
             raise EmulationUnavailable(f"{missing}; loopback mode delays connections, not packets, so it cannot stand in")

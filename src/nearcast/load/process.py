@@ -134,9 +134,19 @@ class _Load:
         )
 
     async def _start_ns(self) -> int:
-        if self._spec.meeting is not None:
-            return await begin(self._spec.meeting, self._spec.host or "load")
-        return self._clock.now_ns() if self._spec.start_ns is None else self._spec.start_ns
+        if self._spec.meeting is None:
+            return self._clock.now_ns() if self._spec.start_ns is None else self._spec.start_ns
+        meeting = asyncio.create_task(begin(self._spec.meeting, self._spec.host or "load"), name="meeting")
+        over = asyncio.create_task(self._over.wait(), name="over")
+        try:
+            await asyncio.wait((meeting, over), return_when=asyncio.FIRST_COMPLETED)
+            return meeting.result() if meeting.done() else self._clock.now_ns()
+        except NearcastError:
+            self._close_events()
+            raise
+        finally:
+            meeting.cancel()
+            over.cancel()
 
     def _client(self, description: expansion.Client, start_ns: int, connecting: asyncio.Semaphore) -> LoadClient:
         address = self._spec.addresses.get(description.broker, description.broker)

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from nearcast.errors import ConfigError, LocalProtocolError, StorageUnavailable
 from nearcast.recording.schema import COLUMNS, MessageEvent, arrow, arrow_schema
 
@@ -55,7 +57,7 @@ class EventWriter:
         self.stalled_s = 0.0
         self._run = run
         self._schema = arrow_schema(run)
-        self._columns = [(column.name, self._schema.field(column.name).type) for column in COLUMNS]
+        self._types = [self._schema.field(column.name).type for column in COLUMNS]
         self._events: list[MessageEvent] = []
         self._queue: queue.Queue[Any] = queue.Queue(QUEUED_BATCHES)
         self._failure: StorageUnavailable | None = None
@@ -114,10 +116,9 @@ class EventWriter:
 
     def _batch(self, events: list[MessageEvent]) -> Any:
         pyarrow = arrow()
-        arrays = []
-        for name, kind in self._columns:
-            values = [self._run] * len(events) if name == "run" else [getattr(event, name) for event in events]
-            arrays.append(pyarrow.array(values, type=kind))
+        # The run first, then the event's fields, in their order: that is the order of the columns.
+        columns = [(self._run,) * len(events), *zip(*map(msgspec.structs.astuple, events), strict=True)]
+        arrays = [pyarrow.array(values, type=kind) for values, kind in zip(columns, self._types, strict=True)]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _work(self, files: _Files) -> None:

@@ -95,7 +95,7 @@ def test_a_wrong_name_or_setting_is_one_line(capsys: pytest.CaptureFixture[str])
 def test_list_shows_every_experiment_with_its_bars(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "list")
     assert code == 0
-    for word in ("simulator-scale", "wan-accuracy", "agreement", "events_per_second", "≥ 200,000"):
+    for word in ("simulator-scale", "wan-accuracy", "agreement", "events_per_core_second", "≥ 200,000"):
         assert word in out
     code, out, _ = run(capsys, "list", "--json")
     listed = json.loads(out)

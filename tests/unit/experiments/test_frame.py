@@ -138,6 +138,14 @@ def test_what_goes_wrong_is_one_line_in_the_outcome(tmp_path: Path) -> None:
     assert kept(tmp_path / "out")["error"] == "the disk is full"
 
 
+def test_what_goes_wrong_in_a_task_group_is_one_line_too(tmp_path: Path) -> None:
+    class Grouped(Toy):
+        def run(self, run: Any) -> None:
+            raise ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("inner", [ConfigError("no room")])])
+
+    assert perform(Grouped(), ToyParameters(), tmp_path / "out").error == "no room"
+
+
 def test_a_defect_is_raised_after_everything_was_kept(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         perform(Failing(), ToyParameters(clients=0), tmp_path / "out")

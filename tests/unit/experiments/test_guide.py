@@ -1,0 +1,36 @@
+"""The guide's example is an experiment that runs, and its tables name what there is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from nearcast.experiments import Parameters, effective_parameters, perform
+from nearcast.experiments.registry import everything, find
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/experiments.md"
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "guide_example.py").write_text(example)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        experiment = find("guide_example:RoundTrips")
+        outcome = perform(experiment, effective_parameters(experiment, {}, quick=True), tmp_path / "out", quick=True)
+    finally:
+        sys.modules.pop("guide_example", None)
+    assert outcome.ok, outcome
+    assert outcome.plots == ["plots/round-trips.png"]
+
+
+def test_the_table_has_every_experiment_with_its_parameters() -> None:
+    text = GUIDE.read_text()
+    common = set(Parameters.__struct_fields__)
+    for experiment in everything():
+        [row] = re.findall(rf"^\| `{experiment.name}` \|.*$", text, re.MULTILINE)
+        for parameter in set(experiment.parameters.__struct_fields__) - common:
+            assert f"`{parameter}`" in row, f"{experiment.name}: {parameter} is not in the guide"
