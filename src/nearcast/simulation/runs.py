@@ -6,16 +6,18 @@ with the same seed has no other choice unless something in it is not determined 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nearcast.errors import ConfigError, InvariantViolated
+from nearcast.errors import ConfigError, InvariantViolated, NearcastError
 from nearcast.scenario.assembly import build_network
 from nearcast.scenario.events import Event
 from nearcast.scenario.expansion import topology_of
@@ -110,7 +112,8 @@ def simulate(
     world = World(network, seed, tracer, host_names)
     world.segment_bytes = topology.mtu_bytes - HEADER_BYTES
     world.max_events = options.max_events
-    world.invariants = [*protocol.build(world, scenario), *observers]
+    with _blamed(scenario.protocol):
+        world.invariants = [*protocol.build(world, scenario), *observers]
     events = schedule(scenario, seed)
     applied = tuple(range(len(events))) if options.only is None else _chosen(options.only, len(events))
     for number in applied:
@@ -122,17 +125,20 @@ def simulate(
     thresholds = gc.get_threshold()
     gc.set_threshold(max(thresholds[0], 100_000), *thresholds[1:])
     try:
-        for slice_number in range(1, _SLICES + 1):
-            world.run(end_s * slice_number / _SLICES)
-            if progress is not None:
-                progress(world.now, world.events)
-        world.finish()
+        with _blamed(scenario.protocol):
+            for slice_number in range(1, _SLICES + 1):
+                world.run(end_s * slice_number / _SLICES)
+                if progress is not None:
+                    progress(world.now, world.events)
+            world.finish()
     except InvariantViolated as error:
         violation = Violation(kind=type(error).__name__, message=error.message, at_s=world.now, hosts=error.hosts)
         if tracer is not None:
             story = tell(tracer, [host.name for host in world.hosts], error, world.cause)
     finally:
         gc.set_threshold(*thresholds)
+    with _blamed(scenario.protocol):
+        figures = protocol.report()
     outcome = Outcome(
         scenario=scenario.name,
         seed=seed,
@@ -143,7 +149,7 @@ def simulate(
         faults=tuple(f"{event.at_s:.6f} s {describe(event)}" for event in events),
         applied=applied,
         violation=violation,
-        figures=protocol.report(),
+        figures=figures,
         network={name: getattr(network, name) for name in ("packets", "bytes", "lost", "full", "unreachable", "duplicated")},
         checkpoints=tuple(world.checkpoints),
         story=story,
@@ -178,6 +184,19 @@ def difference(first: Outcome, second: Outcome) -> str | None:
         for run in (first, second)
     ]
     return f"they part after {before:g} s of virtual time: {ends[0]} the first time, {ends[1]} the second"
+
+
+@contextlib.contextmanager
+def _blamed(protocol: str) -> Iterator[None]:
+    """What a protocol's own code lets out (nodes aside, which have a host to name) is said in one line, with its place."""
+    try:
+        yield
+    except NearcastError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise NearcastError(f"the protocol {protocol} raised {type(error).__name__}: {error} ({place})") from error
 
 
 def _chosen(only: Sequence[int], count: int) -> tuple[int, ...]:

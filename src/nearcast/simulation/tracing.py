@@ -70,9 +70,20 @@ class Tracer:
         """A datagram is on its way."""
         made = self.line(source.index, f"sends #{number} to {target.name}: {shortened(message)}", number)
         if made is not None:
-            self.sent_lines[number] = made
-            if len(self.sent_lines) > MAX_SENT_LINES:
-                del self.sent_lines[next(iter(self.sent_lines))]
+            self._remember(made)
+
+    def carried(self, source: Host, target: Host, number: int, what: str) -> None:
+        """A stream's packet is on its way: no line of its own, but it may be the cause of others."""
+        world = self.world
+        if world is not None:
+            cause = world.cause if world.cause in self.sent_lines else -1
+            text = f"sends #{number} to {target.name}: {what}"
+            self._remember(Line(world.now, source.index, text, number, cause, self.told))
+
+    def _remember(self, line: Line) -> None:
+        self.sent_lines[line.number] = line
+        if len(self.sent_lines) > MAX_SENT_LINES:
+            del self.sent_lines[next(iter(self.sent_lines))]
 
     def lost(self, source: Host, target: Host, what: str, why: str) -> None:
         self.line(source.index, f"sends to {target.name}: {what} -- lost: {why}")

@@ -310,7 +310,9 @@ class World:
             if self.tracer is not None:
                 self._trace_loss(source, receiver, _described(packet), arrival)
             return
-        self.agenda.plan(arrival, _PACKET, receiver, target, packet)
+        number = self.agenda.plan(arrival, _PACKET, receiver, target, packet)
+        if self.tracer is not None and (packet.data or packet.flags):
+            self.tracer.carried(source, receiver, number, _described(packet))
         second = network.take_duplicate()
         if second >= 0.0:
             self.agenda.plan(second, _PACKET, receiver, target, packet)
@@ -404,5 +406,5 @@ def _described(packet: Packet) -> str:
     if packet.flags & SYN:
         return "stream handshake"
     if packet.flags & FIN:
-        return f"stream data, {len(packet.data)} bytes, and its end"
-    return f"stream data, {len(packet.data)} bytes" if packet.data else "stream acknowledgement"
+        return f"stream data, {shortened(packet.data)}, and its end" if packet.data else "the stream's end"
+    return f"stream data, {shortened(packet.data)}" if packet.data else "stream acknowledgement"

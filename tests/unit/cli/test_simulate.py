@@ -28,6 +28,15 @@ class Breaks(Protocol):
         world.place("a", Broken)
         return []
 
+class Unbuilt(Protocol):
+    def build(self, world, scenario):
+        return scenario.settings["missing"]
+
+class Acts(Protocol):
+    def build(self, world, scenario):
+        world.at(1.0, lambda: 1 / 0)
+        return []
+
 class Cheats(Protocol):
     def build(self, world, scenario):
         world.place("a", Node)
@@ -53,7 +62,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(CHEAT)
-    for name in ("Breaks", "Cheats"):
+    for name in ("Breaks", "Cheats", "Unbuilt", "Acts"):
         (tmp_path / f"{name.lower()}.toml").write_text(OWN % name)
     return tmp_path
 
@@ -141,6 +150,17 @@ def test_a_node_that_raises(capsys: pytest.CaptureFixture[str], own: Path) -> No
     assert "seed 1, 1.000000 s: a raised KeyError: 'missing' (own.py:8)" in out
     assert "What the node raised:" in out
     assert '{}["missing"]' in out
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("unbuilt", r"raised KeyError: 'missing' \(own.py:\d+\)"), ("acts", r"raised ZeroDivisionError: .* \(own.py:\d+\)")],
+)
+def test_a_protocol_that_raises_is_one_line(capsys: pytest.CaptureFixture[str], own: Path, name: str, complaint: str) -> None:
+    code, _, err = run(capsys, str(own / f"{name}.toml"))
+    assert code == 1
+    assert re.search(complaint, err)
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
