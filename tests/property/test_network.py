@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from random import Random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,3 +254,64 @@ def test_paths_are_as_short_as_floyd_and_warshall_say(drawn: tuple[int, dict[tup
             assert hops[-1][1] == b
         paths.append(found)
     assert paths[0] == paths[1]
+
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("connect"), st.integers(0, 3), st.integers(0, 3), st.sampled_from(UNRULY), st.booleans()),
+        st.tuples(st.just("disconnect"), st.integers(0, 3), st.integers(0, 3), st.booleans()),
+        st.tuples(st.just("move"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("access"), st.integers(0, 3), st.sampled_from(UNRULY)),
+        st.tuples(st.just("local"), st.integers(0, 3), st.sampled_from(UNRULY)),
+    ),
+    max_size=12,
+)
+
+
+@given(changes, st.booleans())
+def test_a_network_that_was_changed_is_like_one_that_was_made_so(steps: list[tuple[Any, ...]], modelled: bool) -> None:
+    """Whatever is remembered (routes, trees, links of pairs), no change is missed; traffic goes on meanwhile."""
+    latency = MatrixLatency([[abs(a - b) * 7.0 + (a > b) for b in range(4)] for a in range(4)]) if modelled else None
+    links: dict[tuple[int, int], Conditions] = {}
+    places = [0, 1, 2, 3]
+    access = [Conditions()] * 4
+    local = [Conditions()] * 4
+
+    def made() -> Network:
+        network = Network(["a", "b", "c", "d"], latency, Random(1))
+        for (a, b), conditions in links.items():
+            network.connect(a, b, conditions, one_way=True)
+        for index in range(4):
+            network.set_local(index, local[index])
+            network.join(places[index], access[index])
+        return network
+
+    network = made()
+    for now, (kind, *details) in enumerate(steps):
+        match kind, details:
+            case "connect", [a, b, conditions, one_way] if a != b:
+                network.connect(a, b, conditions, one_way)
+                links[a, b] = conditions
+                if not one_way:
+                    links[b, a] = conditions
+            case "disconnect", [a, b, one_way]:
+                network.disconnect(a, b, one_way)
+                links.pop((a, b), None)
+                if not one_way:
+                    links.pop((b, a), None)
+            case "move", [endpoint, site]:
+                network.move(endpoint, site)
+                places[endpoint] = site
+            case "access", [endpoint, conditions]:
+                network.set_access(endpoint, conditions)
+                access[endpoint] = conditions
+            case "local", [site, conditions]:
+                network.set_local(site, conditions)
+                local[site] = conditions
+        fresh = made()
+        for a, b in itertools.product(range(4), repeat=2):
+            assert network.one_way_ms(a, b) == fresh.one_way_ms(a, b)
+            assert network.link_conditions(a, b) == links.get((a, b))
+            arrival = network.transit(a, b, 100, float(now))
+            assert (arrival == UNREACHABLE) is math.isinf(fresh.one_way_ms(a, b))
+            assert arrival < 0.0 or arrival >= now

@@ -18,8 +18,8 @@ from nearcast.errors import ConfigError
 
 Matrix = npt.NDArray[np.float64]
 
-MAX_SITES: Final = 10_000
-"""Rows of a matrix: 800 MB. Models by distance have no such bound."""
+MAX_SITES: Final = 5_000
+"""Rows of a matrix: 200 MB, and several times that while it is read. Models by distance have no such bound."""
 
 MAX_RTT_MS: Final = 60_000.0
 """Nothing on Earth takes a minute; a file that says so is in microseconds."""
@@ -37,7 +37,7 @@ def rtt_from_csv(text: str, sites: Sequence[str] | None = None) -> Matrix:
     names: list[str] | None = None
     header: list[str] | None = None
     labels: list[str] = []
-    rows: list[list[float]] = []
+    rows: list[Matrix] = []
     reader = csv.reader(text.splitlines(), strict=True)
     while True:
         try:
@@ -58,14 +58,14 @@ def rtt_from_csv(text: str, sites: Sequence[str] | None = None) -> Matrix:
         if labelled:
             labels.append(cells[0])
             cells = cells[1:]
-        if len(rows) == MAX_SITES:
-            raise ConfigError(f"the matrix has more than {MAX_SITES:,} rows", line=reader.line_num)
+        if len(rows) == MAX_SITES or len(cells) > MAX_SITES:
+            raise ConfigError(f"the matrix has more than {MAX_SITES:,} rows or columns", line=reader.line_num)
         rows.append(_values(cells, len(rows[0]) if rows else len(cells), reader.line_num))
     if not rows:
         raise ConfigError("the matrix is empty: it needs a row of round-trip times for each site")
     if names is not None and labels and labels != names:
         raise ConfigError("the names at the beginning of the rows must be those of the first line, in the same order")
-    return rtt_from_array(np.array(rows, dtype=np.float64), sites, names)
+    return rtt_from_array(np.stack(rows), sites, names)
 
 
 def rtt_from_array(values: npt.ArrayLike, sites: Sequence[str] | None = None, names: Sequence[str] | None = None) -> Matrix:
@@ -129,15 +129,15 @@ def _column_names(header: list[str], first_row: list[str]) -> list[str]:
     return header[1:] if corner else header
 
 
-def _values(cells: list[str], width: int, line: int) -> list[float]:
+def _values(cells: list[str], width: int, line: int) -> Matrix:
     if len(cells) != width:
         raise ConfigError(f"this row has {len(cells)} values, the first one has {width}", line=line)
-    values: list[float] = []
+    values = np.empty(width)
     for position, cell in enumerate(cells):
         value = _number(cell)
         if value is None:
             raise ConfigError(f"value {position + 1} of this row is {cell[:40]!r}, not a number", line=line)
-        values.append(value)
+        values[position] = value
     return values
 
 

@@ -98,6 +98,9 @@ def test_too_many_rows_are_refused_while_reading(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="more than 3 rows") as caught:
         rtt_from_csv("0\n" * 5)
     assert caught.value.line == 4
+    with pytest.raises(ConfigError, match="more than 3 rows or columns") as caught:
+        rtt_from_csv("0,1,2,3\n")
+    assert caught.value.line == 1
     with pytest.raises(ConfigError, match="more than 3 rows"):
         rtt_from_array(np.zeros((4, 4)))
 
