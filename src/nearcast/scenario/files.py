@@ -117,7 +117,7 @@ def _names(folder: str) -> list[str]:
 def _locate(name_or_path: str | Path, what: str, folder: str) -> Path:
     """The file of a ready-made description, or the path itself. A name wins over a file of that name in the current directory,
     so that the same command means the same everywhere."""
-    if isinstance(name_or_path, str) and name_or_path in _names(folder):
+    if str(name_or_path) in _names(folder):
         return _READY / folder / f"{name_or_path}.toml"
     path = Path(name_or_path)
     if not path.exists() and path.suffix != ".toml" and len(path.parts) == 1:
