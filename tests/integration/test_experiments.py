@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nearcast.emulation import namespaces
@@ -75,3 +76,17 @@ def test_ctrl_c_in_the_middle_of_the_wan_keeps_what_is_there(tmp_path: Path) -> 
     assert outcome["figures"]["simulation"]["events"] > 0
     assert "incomplete" in err
     assert json.loads((folder / "figures.json").read_text()) == outcome
+    assert processes_about(folder) == []
+
+
+def processes_about(folder: Path) -> list[str]:
+    """Command lines of processes that name the folder: what a run has left behind."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if str(folder) in line:
+            found.append(line)
+    return found

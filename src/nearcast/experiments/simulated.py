@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -23,6 +23,8 @@ from nearcast.recording import EventWriter
 from nearcast.scenario.scenario import Scenario
 from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.runs import Violation, simulate
+
+MAX_LAST_WORDS_BYTES = 4_096
 
 
 class SimulationSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +84,11 @@ def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str |
 
 def _child(command: list[str], run: Run[Any]) -> SimulationResult:
     result: SimulationResult | None = None
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+    # What it says beside its answers goes to a file: a pipe that nobody reads would hold it up.
+    with (
+        tempfile.TemporaryFile() as words,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True) as process,  # noqa: S603
+    ):
         try:
             if process.stdout is not None:
                 for text in process.stdout:
@@ -90,10 +96,11 @@ def _child(command: list[str], run: Run[Any]) -> SimulationResult:
                     result = line.result or result
                     if line.share is not None:
                         run.advance(line.share)
-            said = "" if process.stderr is None else process.stderr.read().strip()
             code = process.wait()
         finally:
             process.kill()
+        words.seek(0)
+        said = words.read()[-MAX_LAST_WORDS_BYTES:].decode(errors="replace").strip()
     if result is None or code != 0:
         last = said.rpartition("\n")[2] or f"exit code {code}"
         raise NearcastError(f"the simulator ended without a result: {last}")
@@ -105,10 +112,12 @@ def main(path: str) -> int:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=SimulationSpec)
     end_s = spec.scenario.duration_s + spec.scenario.settle_s
     marks: list[tuple[float, float, int]] = []
+    # A protocol of somebody's own may print; our answers go where they are expected.
+    answers, sys.stdout = sys.stdout, sys.stderr
 
     def progress(now_s: float, events: int) -> None:
         marks.append((time.perf_counter(), time.process_time(), events))
-        _say(_Line(share=now_s / end_s))
+        _say(answers, _Line(share=now_s / end_s))
 
     observers: list[Invariant] = []
     writer = None
@@ -122,7 +131,7 @@ def main(path: str) -> int:
     except NearcastError as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return 1
-    (first, first_cpu, first_events), (last, last_cpu, last_events) = marks[0], marks[-1]
+    (first, first_cpu, first_events), (last, last_cpu, last_events) = (marks[0], marks[-1]) if marks else ((0, 0, 0),) * 2
     result = SimulationResult(
         events=outcome.events,
         digest=outcome.digest,
@@ -135,13 +144,13 @@ def main(path: str) -> int:
         figures=outcome.figures,
         network=outcome.network,
     )
-    _say(_Line(result=result))
+    _say(answers, _Line(result=result))
     return 0
 
 
-def _say(line: _Line) -> None:
-    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-    sys.stdout.flush()
+def _say(answers: TextIO, line: _Line) -> None:
+    answers.write(msgspec.json.encode(line).decode() + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
 from nearcast.scenario import expansion
 from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.identity import decode_identity, publisher_number
+from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.schedule import Schedule
 
@@ -48,6 +49,8 @@ class _Load:
         self._clock = SharedClock(spec.clock_offset_ns)
         everyone = expand_clients(self._scenario)
         self._descriptions = [client for client in everyone if spec.host is None or client.host == spec.host]
+        if spec.host is not None and not self._descriptions:
+            raise ConfigError(unknown("host with clients", spec.host, {client.host for client in everyone}))
         self._streams = {
             publisher_number(client.name, stream): (client.name, stream)
             for client in everyone

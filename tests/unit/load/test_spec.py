@@ -57,6 +57,12 @@ def test_an_absent_file_and_a_wrong_address_are_one_line(tmp_path: Path, capsys:
     assert "write HOST=ADDRESS" in capsys.readouterr().err
 
 
+def test_a_host_without_clients_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(LoadSpec(scenario=SCENARIO)))
+    assert main([str(tmp_path / "spec.json"), "--host", "bokrer"]) == 1
+    assert "no host with clients 'bokrer'; did you mean 'broker'?" in capsys.readouterr().err
+
+
 def test_a_scenario_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     wrong = msgspec.structs.replace(SCENARIO, clients=(Clients(name="c", host="nowhere", broker="broker"),))
     (tmp_path / "spec.json").write_bytes(msgspec.json.encode(LoadSpec(scenario=wrong)))

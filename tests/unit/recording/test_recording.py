@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from nearcast.recording import (
     schema,
     writer,
 )
+from nearcast.recording.__main__ import main
 
 
 def published(number: int = 0) -> MessageEvent:
@@ -257,6 +259,18 @@ def test_unfinished_files_are_passed_over_and_mentioned(tmp_path: Path) -> None:
     found = check(tmp_path)
     assert (found.files, found.problems) == (0, ())
     assert found.unfinished == (str(tmp_path / ".half.parquet"),)
+
+
+def test_a_recording_is_checked_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EventWriter(tmp_path, "r") as events:
+        events.write(published())
+    assert main([str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"] == {"published": 1}
+    (tmp_path / "x.parquet").write_bytes(b"")
+    assert main([str(tmp_path)]) == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 1
+    assert main([str(tmp_path / "absent")]) == 1
+    assert "no such directory" in capsys.readouterr().err
 
 
 def test_no_directory_is_one_clear_line(tmp_path: Path) -> None:
