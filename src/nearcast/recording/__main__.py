@@ -1,4 +1,4 @@
-"""``python -m nearcast.recording DIRECTORY``: what is in a recording, and what is wrong with it. JSON; exit code 1 if anything is."""
+"""``python -m nearcast.recording DIRECTORY``: what is in a recording, and what is wrong with it; then the exit code is 1."""
 
 from __future__ import annotations
 
