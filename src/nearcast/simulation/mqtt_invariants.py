@@ -78,6 +78,8 @@ class Sent:
     def __init__(self, message: facts.Message) -> None:
         self.message = message
         self.acknowledged = False
+        self.abandoned = False
+        """Its publisher's process ended, and with it whoever would send it again."""
         self.may_repeat = False
         """Its publisher's session was lost before it was acknowledged."""
 
@@ -166,6 +168,7 @@ class Ledger(Invariant):
             self.skipped += 1
         elif isinstance(fact, facts.Refused):
             self.refused += 1
+            self._abandon(fact.message)
         elif isinstance(fact, facts.ClientConnected):
             self._on_connected(host, fact)
         elif isinstance(fact, facts.ClientDisconnected):
@@ -278,8 +281,15 @@ class Ledger(Invariant):
 
     def _on_client_started(self, fact: facts.ClientStarted) -> None:
         self._lost[fact.client] = self._now()
+        if not fact.fresh:
+            return
+        for stream in self._of_client.get(fact.client, ()):
+            for sent in stream.messages.values():
+                if not sent.acknowledged and not sent.abandoned:
+                    sent.abandoned = True
+                    self._abandon(sent.message)
         known = self._subscribers.get(fact.client)
-        if known is not None and fact.fresh:
+        if known is not None:
             self._excuse(known)
 
     def _on_broker_started(self, broker: str) -> None:
@@ -371,6 +381,15 @@ class Ledger(Invariant):
         return sum(len(known.owed) for known in self._subscribers.values())
 
     # --- inside ---------------------------------------------------------------------------------------------------------
+
+    def _abandon(self, message: facts.Message) -> None:
+        """Nobody sends this message any more: it arrives if it is on its way already, or never."""
+        key = (message.publisher, message.sequence)
+        for known, _ in self._streams[message.publisher].receivers:
+            if key in known.expected:
+                known.expected.remove(key)
+                known.owed.pop(key, None)
+                known.given_up.add(key)
 
     def _assure(self, client: Client) -> None:
         if not client.clean_start and self._durable[client.broker, client.port]:
