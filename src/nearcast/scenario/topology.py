@@ -73,7 +73,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     file: str | None = None
     """For ``matrix``: an ``.npz`` with key ``rtt_ms``, or a ``.csv``; row and column order is the order of the sites, or, with
-    a header, their names. Relative to the file that names it."""
+    a header, their names. Two directions that differ become their mean; an empty cell or ``nan`` is no way. At most 5,000
+    sites. Relative to the file that names it."""
 
     jitter_ms: float = 0.0
     """As in :class:`Conditions`."""

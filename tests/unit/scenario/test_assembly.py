@@ -11,6 +11,7 @@ import pytest
 
 from nearcast.errors import ConfigError
 from nearcast.network.conditions import Conditions
+from nearcast.network.matrices import MAX_SITES
 from nearcast.scenario import matrix_files
 from nearcast.scenario.assembly import build_network, coordinates_of
 from nearcast.scenario.matrix_files import read_rtt_ms
@@ -169,10 +170,10 @@ def test_an_archive_without_the_array_or_too_large_for_memory(tmp_path: Path, mo
         read_rtt_ms(tmp_path / "o.npz", ["a"])
     monkeypatch.setattr(matrix_files, "MAX_FILE_BYTES", 1_000)
     np.savez_compressed(tmp_path / "z.npz", rtt_ms=np.zeros(1_000))
-    with pytest.raises(ConfigError, match=r"larger than a matrix of 5,000 sites"):
+    with pytest.raises(ConfigError, match=f"larger than a matrix of {MAX_SITES:,} sites"):
         read_rtt_ms(tmp_path / "z.npz", ["a"])
     (tmp_path / "z.csv").write_text("0," * 1_000)
-    with pytest.raises(ConfigError, match=r"larger than a matrix of 5,000 sites"):
+    with pytest.raises(ConfigError, match=f"larger than a matrix of {MAX_SITES:,} sites"):
         read_rtt_ms(tmp_path / "z.csv", ["a"])
 
 
