@@ -23,6 +23,7 @@ from nearcast.experiments.run import Run
 from nearcast.experiments.simulated import run_simulated
 from nearcast.recording.schema import arrow
 from nearcast.scenario.assembly import build_network
+from nearcast.scenario.events import Kill
 from nearcast.scenario.expansion import expand_clients, topology_of
 from nearcast.scenario.files import load_topology, resolve
 from nearcast.scenario.scenario import Broker, Scenario
@@ -38,6 +39,7 @@ LOOPBACK_MEDIAN_MS = 4.0
 
 MODEL_MS = 0.5
 SETTLE_S = 2.0
+SETTLE_AFTER_KILL_S = 8.0
 SUBSCRIBED_S = 2.0
 """Publishers begin so long after subscribers, so that every message has its subscribers."""
 
@@ -56,6 +58,10 @@ class AgreementParameters(Parameters, frozen=True, kw_only=True):
     """Of every link between sites; 0 leaves them as the topology has them."""
 
     qos: int = 1
+    kill: bool = False
+    """Kill the broker of two streams in the middle and start it again a second later. Brokers then keep journals and clients
+    their sessions, so still nothing may be lost; duplicates may come, as QoS 1 allows."""
+
     loopback: bool = False
     """Use loopback mode even where namespaces are possible."""
 
@@ -67,15 +73,21 @@ class Agreement(Experiment[AgreementParameters]):
     quick: ClassVar[Mapping[str, Any]] = {"duration_s": 10.0}
 
     def bars(self, parameters: AgreementParameters) -> Sequence[Bar]:
+        delivery = [
+            at_most("lost_simulated", 0, "deliveries that should have been and were not, in the simulator"),
+            at_most("lost_emulated", 0, "the same, on the emulated WAN"),
+            at_least("deliveries_compared", 100, "in the runtime that has fewer of them"),
+        ]
+        if parameters.kill:
+            # Latencies are then mostly how long the broker was away, and how fast this disk flushes.
+            return delivery
         loopback = parameters.loopback or namespaces.available() is not None
         bound_ms = LOOPBACK_MEDIAN_MS if loopback else MEDIAN_MS
         return [
             at_most("worst_median_difference_ms", bound_ms, "between the two runtimes, of the pair that differs most"),
             at_most("simulator_model_error_ms", MODEL_MS, "simulated median against the network model's own sum of latencies"),
-            at_most("lost_simulated", 0, "deliveries that should have been and were not, in the simulator"),
-            at_most("lost_emulated", 0, "the same, on the emulated WAN"),
             at_most("duplicated", 0, "deliveries of what a subscriber had already, in both"),
-            at_least("deliveries_compared", 100, "in the runtime that has fewer of them"),
+            *delivery,
         ]
 
     def check(self, parameters: AgreementParameters) -> None:
@@ -118,13 +130,17 @@ class Agreement(Experiment[AgreementParameters]):
             )
         run.figure("pairs", rows)
         run.figure("delivery", {"simulated": simulated.delivery, "emulated": emulated.delivery})
-        run.measured("lost_simulated", simulated.delivery.lost)
-        run.measured("lost_emulated", emulated.delivery.lost)
-        run.measured("duplicated", simulated.delivery.duplicated + emulated.delivery.duplicated)
-        run.measured("deliveries_compared", min(simulated.delivery.delivered, emulated.delivery.delivered))
+        values: dict[str, float] = {
+            "lost_simulated": simulated.delivery.lost,
+            "lost_emulated": emulated.delivery.lost,
+            "duplicated": simulated.delivery.duplicated + emulated.delivery.duplicated,
+            "deliveries_compared": min(simulated.delivery.delivered, emulated.delivery.delivered),
+        }
         if len(rows) == len(expected_pairs(scenario)):
-            run.measured("worst_median_difference_ms", max(abs(row["median_difference_ms"]) for row in rows))
-            run.measured("simulator_model_error_ms", max(abs(row["simulated_ms"]["p50"] - row["model_ms"]) for row in rows))
+            values["worst_median_difference_ms"] = max(abs(row["median_difference_ms"]) for row in rows)
+            values["simulator_model_error_ms"] = max(abs(row["simulated_ms"]["p50"] - row["model_ms"]) for row in rows)
+        for bar in self.bars(run.parameters):
+            run.measured(bar.name, values.get(bar.name))
         self._draw(run, scenario, simulated, emulated)
 
     def _draw(self, run: Run[AgreementParameters], scenario: Scenario, simulated: Measured, emulated: Measured) -> None:
@@ -150,25 +166,32 @@ def scenario_of(parameters: AgreementParameters) -> Scenario:
     def subscribe(name: str, host: str, broker: str, topic: str) -> Clients:
         return Clients(name=name, host=host, broker=broker, subscribe=(Subscribing(filter=f"{topic}/#", qos=parameters.qos),))
 
-    return resolve(
-        Scenario(
-            name="agreement",
-            description="Four streams over the iov topology, each with the broker that its expected latency is about.",
-            topology=jittery(load_topology("iov"), parameters.jitter_ms),
-            duration_s=parameters.duration_s + SUBSCRIBED_S,
-            settle_s=SETTLE_S,
-            brokers=(Broker(host="broker-1"), Broker(host="broker-3"), Broker(host="cloud-broker")),
-            clients=(
-                subscribe("neighbour", "car-3", "broker-3", "position"),
-                subscribe("next-edge", "car-1", "broker-3", "position"),
-                subscribe("authority", "authority", "broker-1", "camera"),
-                subscribe("over-cloud", "car-2", "cloud-broker", "relayed"),
-                publish("position", "car-2", "broker-3"),
-                publish("camera", "camera", "broker-1"),
-                publish("relayed", "car-1", "cloud-broker"),
-            ),
-        )
+    scenario = Scenario(
+        name="agreement",
+        description="Four streams over the iov topology, each with the broker that its expected latency is about.",
+        topology=jittery(load_topology("iov"), parameters.jitter_ms),
+        duration_s=parameters.duration_s + SUBSCRIBED_S,
+        settle_s=SETTLE_S,
+        brokers=tuple(Broker(host=host, durable=parameters.kill) for host in ("broker-1", "broker-3", "cloud-broker")),
+        clients=(
+            subscribe("neighbour", "car-3", "broker-3", "position"),
+            subscribe("next-edge", "car-1", "broker-3", "position"),
+            subscribe("authority", "authority", "broker-1", "camera"),
+            subscribe("over-cloud", "car-2", "cloud-broker", "relayed"),
+            publish("position", "car-2", "broker-3"),
+            publish("camera", "camera", "broker-1"),
+            publish("relayed", "car-1", "cloud-broker"),
+        ),
     )
+    if parameters.kill:
+        middle_s = SUBSCRIBED_S + parameters.duration_s / 2
+        scenario = msgspec.structs.replace(
+            scenario,
+            settle_s=SETTLE_AFTER_KILL_S,
+            clients=tuple(msgspec.structs.replace(group, clean_start=False) for group in scenario.clients),
+            events=(Kill(at_s=middle_s, host="broker-3", restart_after_s=1.0),),
+        )
+    return resolve(scenario)
 
 
 def jittery(topology: Topology, jitter_ms: float) -> Topology:

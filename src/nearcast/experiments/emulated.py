@@ -19,8 +19,10 @@ from nearcast.experiments.run import Run
 from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
 from nearcast.load.tally import LoadSummary
+from nearcast.scenario.events import Event
 from nearcast.scenario.expansion import expand_brokers, expand_clients, topology_of
 from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.timeline import timeline
 from nearcast.scenario.topology import Process, ReadyCheck, Topology
 
 GRACE_S = 20.0
@@ -74,8 +76,9 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     brokers = sorted({broker.host for broker in expand_brokers(scenario)})
     directory = run.events(events)
     specs = run.directory("load")
-    # A scenario's random faults would be drawn anew by each process; what happens is decided here.
-    loaded = msgspec.structs.replace(scenario, events=(), random_faults=None)
+    # What happens is decided here, once: the processes of the load only need to know who publishes what.
+    happening = timeline(scenario, seed)
+    loaded = msgspec.structs.replace(scenario, events=(), mobility=(), random_faults=None)
     async with Wan.up(
         with_brokers(scenario), mode=mode, seed=seed, output=run.directory("wan"), name=f"experiment-{scenario.name}"[:40]
     ) as wan:
@@ -96,7 +99,7 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
             loads = {host: group.create_task(_load(wan, host, path, brokers, PATIENCE_S + total_s)) for host in hosts}
             start_ns = await start_together(specs, hosts, clock)
             run.step(f"{total_s:g} s on the emulated WAN")
-            group.create_task(_happen(wan, scenario, clock, start_ns))
+            group.create_task(_happen(wan, happening, clock, start_ns))
             group.create_task(_advance(run, clock, start_ns, total_s))
         status = await wan.status()
     summaries = {host: load.result() for host, load in loads.items()}
@@ -118,9 +121,9 @@ async def _load(wan: Wan, host: str, spec: Path, brokers: list[str], expected_s:
         raise EmulationError(f"the load on {host} ended with exit code {completed.code}: {said}") from None
 
 
-async def _happen(wan: Wan, scenario: Scenario, clock: SharedClock, start_ns: int) -> None:
-    """The scenario's events, at their time after the load's beginning."""
-    for event in sorted(scenario.events, key=lambda event: event.at_s):
+async def _happen(wan: Wan, events: Sequence[Event], clock: SharedClock, start_ns: int) -> None:
+    """The scenario's events, moves and random faults, at their time after the load's beginning."""
+    for event in events:
         await asyncio.sleep(max(0.0, (start_ns - clock.now_ns()) / 1e9 + event.at_s))
         await wan.apply(event)
 

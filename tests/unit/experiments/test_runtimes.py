@@ -52,6 +52,14 @@ def test_simulated_clients_are_recorded_like_real_ones(tmp_path: Path) -> None:
     assert again.digest == result.digest, "recording a run does not change it"
 
 
+def test_a_broker_killed_in_the_simulator_loses_nothing_that_its_clients_keep_sessions_for(tmp_path: Path) -> None:
+    scenario = scenario_of(AgreementParameters(duration_s=4.0, kill=True))
+    in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 3, events="simulation"))
+    assert check(tmp_path / "out/events/simulation").kinds["disconnected"] == 4
+    delivery = measure(tmp_path / "out/events/simulation", scenario).delivery
+    assert (delivery.published, delivery.acknowledged, delivery.lost) == (240, 240, 0)
+
+
 def test_a_violated_invariant_is_an_error_with_its_message(tmp_path: Path) -> None:
     scenario = msgspec.structs.replace(
         scaled(ScaleParameters(scale=0.005, duration_s=1.0)),
