@@ -7,6 +7,7 @@ where their events go. The scenario is the same that the simulator runs.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
