@@ -151,8 +151,8 @@ def _traced(request: _Request, seed: int, console: Console) -> Outcome:
     names: list[str] = []
 
     def sink(line: Line) -> None:
-        if not names and tracer.world is not None:
-            names.extend(host.name for host in tracer.world.hosts)
+        if line.host >= len(names) and tracer.world is not None:
+            names[:] = [host.name for host in tracer.world.hosts]
         console.print(Text(show(line, names, 16)), soft_wrap=True)
 
     tracer = Tracer(sink=sink)

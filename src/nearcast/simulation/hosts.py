@@ -278,7 +278,7 @@ class Host:
             if stream.finished:
                 return  # Closed by this process while it could not be told.
             if what == STREAM_RECEIVED:
-                stream.read(second)
+                stream.read()
             elif what == ACCEPTED:
                 node.accepted(stream, stream.port)
             elif what == OPENED:
@@ -306,15 +306,13 @@ class Host:
 
     def _trace(self, what: i64, first: Any, second: Any) -> None:
         tracer = self.world.tracer
-        if tracer is None or what in (SYNCED, WRITABLE):
+        if tracer is None or what in (SYNCED, WRITABLE, STREAM_RECEIVED):
             return
         if what == RECEIVED:
             tracer.line(self.index, f"takes, late, from {first.name}: {shortened(second)}")
             return
         name = first.remote_host.name
-        if what == STREAM_RECEIVED:
-            tracer.line(self.index, f"stream with {name}: reads {shortened(second)}")
-        elif what == CLOSED:
+        if what == CLOSED:
             tracer.line(self.index, f"stream with {name}: ended: {second}")
         else:
             tracer.line(self.index, f"stream with {name}: {'accepted' if what == ACCEPTED else 'open'}")

@@ -34,7 +34,7 @@ HIGH_WATER_BYTES: Final = 65_536
 LOW_WATER_BYTES: Final = 16_384
 """Unsent and unacknowledged bytes above which a stream is congested, and below which it no longer is; asyncio's."""
 
-MAX_BUFFER_BYTES: Final = 268_435_456
+MAX_BUFFER_BYTES: Final = 67_108_864
 """Written and not acknowledged, at most: a process that never looks at ``congested`` ends here, and not the real machine."""
 
 FIRST_TIMEOUT_S: Final = 1.0
@@ -191,8 +191,7 @@ class Stream:
             return
         self._reading = True
         self._deliver()
-        if self._peer_ended and not self._unread and self.state == OPEN:
-            self._end("end")
+        self._end_if_read()
 
     # --- what the host does ---
 
@@ -214,18 +213,20 @@ class Stream:
         """The machine is gone, and says nothing."""
         self._die()
 
-    def read(self, data: bytes) -> None:
-        """Bytes reach the process now (a paused one resumed): the window opens by as much."""
-        if self.finished:
+    def read(self) -> None:
+        """The process takes what has gathered, now or (after a pause) at last: the window opens by as much."""
+        if self.finished or not self._reading or not self._unread:
             return
-        if not self._reading:
-            self._unread.append(data)
-            return
-        self._unread_bytes -= len(data)
+        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+        self._unread = []
+        self._unread_bytes = 0
+        if self._world.tracer is not None:
+            self._trace(f"reads {shortened(data)}")
         node = self.host.node
         if node is not None:
             node.stream_received(self, data)
         self._grant()
+        self._end_if_read()
 
     # --- packets in ---
 
@@ -252,7 +253,7 @@ class Stream:
         if state == ANSWERED:
             self._stop_timer()
             self.state = OPEN
-            self._timeout_s = FIRST_TIMEOUT_S
+            self._backoff = 0
             if not self.host.up:
                 self.reset()
                 return
@@ -363,10 +364,9 @@ class Stream:
             self._transmit(NOTHING, self._next, b"")
             if self.state == CLOSING:
                 self._die()
-            elif self._unread:
-                self._peer_ended = True  # The process does not read; it learns of the end when it gets there.
             else:
-                self._end("end")
+                self._peer_ended = True
+                self._end_if_read()
             return
         if self._ack_owed:
             self._transmit(NOTHING, self._next, b"")
@@ -385,12 +385,14 @@ class Stream:
                 self._take(data[len(data) - fresh :])
 
     def _deliver(self) -> None:
-        """Hand gathered bytes to the process, if it reads."""
-        if not self._reading or self.state == DEAD or not self._unread:
-            return
-        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
-        self._unread = []
-        self.host.tell(STREAM_RECEIVED, self, data)
+        """Let the process read, as soon as it can."""
+        if self._unread and self._reading and self.state != DEAD:
+            self.host.tell(STREAM_RECEIVED, self, None)
+
+    def _end_if_read(self) -> None:
+        """The process learns of the peer's end when it has read what came before, and still reads."""
+        if self._peer_ended and self._reading and not self._unread_bytes and self.state == OPEN:
+            self._end("end")
 
     def _grant(self) -> None:
         """Tell the peer that its window has opened, when that is worth a packet."""
@@ -483,7 +485,9 @@ class Stream:
         self._deadline = math.inf
 
     def timer(self) -> None:
-        """A planned look at the deadline, which may have moved since."""
+        """A planned look at the deadline, which may have moved since; one that an earlier look replaced does not count."""
+        if self._world.now != self._timer_at:
+            return
         self._timer_at = math.inf
         if self.state == DEAD or self._deadline == math.inf:
             return

@@ -16,7 +16,7 @@ from nearcast.simulation.streams import (
     MAX_BUFFER_BYTES,
     RECEIVE_BUFFER_BYTES,
 )
-from tests.unit.simulation.worlds import PORT, connected, make_world, recorder, run_until
+from tests.unit.simulation.worlds import PORT, Recorder, connected, make_world, recorder, run_until
 
 WORST = Conditions(
     latency_ms=20.0,
@@ -382,6 +382,26 @@ class TestEnds:
         assert recorder(world, 1).bytes == b"read me first"
         assert recorder(world, 1).what()[-2:] == ["data", "closed"]
 
+    def test_a_reader_that_pauses_while_it_catches_up_gets_everything_and_then_the_end(self) -> None:
+        class Hesitant(Recorder):
+            def stream_received(self, stream: Stream, data: bytes) -> None:
+                super().stream_received(stream, data)
+                stream.pause()
+
+        world = make_world(node=Hesitant)
+        ours, theirs = connected(world)
+        world.hosts[1].pause()
+        for number in range(3):
+            ours.write(b"%d" % number)
+            world.run(world.now + 1)
+        ours.close()
+        world.run(world.now + 1)
+        world.hosts[1].resume()
+        assert recorder(world, 1).bytes == b"012"
+        assert recorder(world, 1).what()[-1] == "data"
+        theirs.resume()
+        assert recorder(world, 1).what()[-1] == "closed"
+
     def test_nothing_is_heard_of_a_stream_after_closing_it(self) -> None:
         world = make_world()
         ours, theirs = connected(world)
@@ -405,6 +425,76 @@ def test_a_move_keeps_streams() -> None:
     ours.write(b"hello")
     world.run(world.now + 1)
     assert recorder(world, 1).bytes == b"hello"
+
+
+def test_a_host_connects_to_itself() -> None:
+    world = make_world()
+    stream = world.hosts[0].connect(0, PORT)
+    stream.write(b"hello")
+    world.run(0.0)
+    assert recorder(world, 0).bytes == b"hello"
+    stream.close()
+    world.run(1.0)
+    assert no_streams(world)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_what_is_read_is_a_beginning_of_what_was_written(seed: int) -> None:
+    """Random faults of both hosts and the network: bytes may be missing at the end, never in between, never twice."""
+    rng = random.Random(seed)
+    world = make_world(Conditions(latency_ms=5.0, jitter_ms=3.0, loss=0.05, reorder=0.05, duplicate=0.05), seed=seed)
+    world.silence_timeout_s = 30.0
+    for _ in range(4):
+        if not (world.hosts[0].up and world.hosts[1].up):
+            world.hosts[0].boot()
+            world.hosts[1].boot()
+        reader = recorder(world, 1)
+        reader.bytes.clear()
+        ours = world.hosts[0].connect(1, PORT)
+        written = bytearray()
+        for step in range(12):
+            data = pattern(rng.randrange(1, 4000), step)
+            if ours.open:
+                ours.write(data)
+                written += data
+            world.run(world.now + rng.random() * 0.2)
+            theirs = reader.streams[-1] if reader.streams else None
+            fault = rng.randrange(24)
+            host = world.hosts[rng.randrange(2)]
+            if fault == 0:
+                world.network.cut([0], [1], rng.random() < 0.5)
+            elif fault == 1:
+                world.network.heal_all()
+            elif fault == 2:
+                host.pause()
+            elif fault == 3:
+                host.resume()
+            elif fault == 4 and theirs is not None:
+                theirs.pause()
+            elif fault == 5 and theirs is not None:
+                theirs.resume()
+            elif fault == 6 and step > 8:
+                host.kill()
+            elif fault == 7 and step > 8:
+                host.crash()
+        assert written.startswith(reader.bytes)
+        world.network.heal_all()
+        for host in world.hosts:
+            host.resume()
+        if reader.streams:
+            reader.streams[-1].resume()
+        whole = world.hosts[0].up and world.hosts[1].up and ours.open
+        world.run(world.now + 60.0)
+        if whole:
+            assert bytes(reader.bytes) == bytes(written)
+        assert written.startswith(reader.bytes)
+        ours.close()
+        world.run(world.now + 120.0)
+        reader.streams.clear()
+    world.hosts[0].kill()
+    world.hosts[1].kill()
+    world.run(world.now + 300.0)
+    assert no_streams(world)
 
 
 def test_streams_of_one_pair_are_independent() -> None:
