@@ -6,10 +6,12 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from nearcast.experiments import Parameters, effective_parameters, perform
+from nearcast.experiments import Bar, Parameters, effective_parameters, perform
 from nearcast.experiments.registry import everything, find
+from nearcast.load import LoadSpec
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/experiments.md"
 
@@ -25,6 +27,13 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         sys.modules.pop("guide_example", None)
     assert outcome.ok, outcome
     assert outcome.plots == ["plots/round-trips.png"]
+
+
+def test_the_json_examples_are_what_they_say() -> None:
+    bar, spec = re.findall(r"^```json\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    found = msgspec.json.decode(bar, type=Bar)
+    assert found.bound.holds(found.value) == found.ok
+    assert msgspec.json.decode(spec, type=LoadSpec).addresses == {"broker-1": "127.0.0.1:1883"}
 
 
 def test_the_table_has_every_experiment_with_its_parameters() -> None:

@@ -6,6 +6,7 @@ import builtins
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ from nearcast.recording import (
     writer,
 )
 from nearcast.recording.__main__ import main
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/recording.md"
 
 
 def published(number: int = 0) -> MessageEvent:
@@ -284,7 +287,14 @@ def test_message_numbers_are_signed_64_bit_and_different() -> None:
     assert all(-(2**63) <= number < 2**63 for number in numbers)
 
 
+def test_the_example_of_the_reference_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EventWriter(tmp_path, "r") as events:
+        events.write(published())
+    [example] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    exec(re.sub(r'"experiments/[^"]*"', repr(str(tmp_path)), example), {})  # noqa: S102
+    assert "rows=1" in capsys.readouterr().out
+
+
 def test_the_reference_page_holds_the_schema() -> None:
-    page = Path(__file__).resolve().parents[3] / "docs/reference/recording.md"
-    assert schema.reference() in page.read_text(), f"the tables in {page.name} should be:\n{schema.reference()}"
+    assert schema.reference() in PAGE.read_text(), f"the tables in {PAGE.name} should be:\n{schema.reference()}"
     assert set(KINDS) == set(schema.Kind.__args__)  # type: ignore[attr-defined]
