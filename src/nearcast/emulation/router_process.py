@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import platform
 import random
 import select
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -183,10 +185,16 @@ def take_precedence() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, -20)
-        except OSError:
-            pass
+        _shorten_time_slice()
+
+
+def _shorten_time_slice() -> None:
+    """Without privilege: ask for little at a time, for which Linux 6.12 and newer lets a process run soon. Others ignore it."""
+    number = {"x86_64": 314, "aarch64": 274}.get(platform.machine())  # sched_setattr: the C library has no function for it
+    if number is not None:
+        size, policy, flags, nice, priority, slice_ns = 48, os.SCHED_OTHER, 0, 0, 0, 100_000
+        attributes = struct.pack("=IIQiIQQQ", size, policy, flags, nice, priority, slice_ns, 0, 0)
+        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
 
 
 class Control:
