@@ -42,7 +42,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same in bytes."""
 
     realtime: bool = True
-    """Ask for real-time scheduling, so that busy processes do not delay packets; go without where refused."""
+    """Ask for real-time scheduling, so that busy processes do not delay packets; where refused, ask for a short time slice."""
 
     spin_s: float = 100e-6
     """Wake up so long before a packet is due, in seconds, and wait for the moment awake, as far as a quarter of the idle time

@@ -189,7 +189,7 @@ def take_precedence() -> None:
 
 
 def _shorten_time_slice() -> None:
-    """Without privilege: ask for little at a time, for which Linux 6.12 and newer lets a process run soon. Others ignore it."""
+    """Without privilege: ask for little at a time, for which Linux 6.12 and newer lets a process run soon."""
     number = {"x86_64": 314, "aarch64": 274}.get(platform.machine())  # sched_setattr: the C library has no function for it
     if number is not None:
         size, policy, flags, nice, priority, slice_ns = 48, os.SCHED_OTHER, 0, 0, 0, 100_000
