@@ -81,10 +81,18 @@ class Link:
         self._sequencer: Sequencer | None = None
         self._state = 0.0
         self._state_at = -1e30
+        self.conditions = conditions
+        self.latency_ms = latency_ms
         self.configure(conditions, latency_ms)
 
     def configure(self, conditions: Conditions, latency_ms: float) -> None:
-        """Takes on other conditions; ``latency_ms`` stands in for theirs. What is on the way arrives as it would have."""
+        """Takes on other conditions; ``latency_ms`` stands in for theirs. What is on the way arrives as it would have.
+
+        Packets of before and after are not kept in order when latency or jitter changes: those that are announced for later at
+        the old speed would pull slower ones of now along.
+        """
+        if latency_ms != self.latency_ms or conditions.jitter_ms != self.conditions.jitter_ms:
+            self._sequencer = None
         self.conditions = conditions
         self.latency_ms = latency_ms
         self.latency_s = latency_ms / 1000.0

@@ -188,6 +188,24 @@ def test_new_conditions_hold_from_the_next_packet_on() -> None:
     assert one.packets == 3
 
 
+def test_a_link_that_got_slower_is_slow_at_once() -> None:
+    one = link(Conditions(latency_ms=1, jitter_ms=0.1))
+    dice = Dice(Random(SEED))
+    assert one.carry(1, 0.1, 0.0, dice) < 0.11  # announced ahead, at the old speed
+    one.configure(Conditions(latency_ms=500, jitter_ms=0.1), 500.0)
+    assert one.carry(1, 0.005, 0.005, dice) > 0.5
+
+
+def test_the_same_conditions_again_change_nothing() -> None:
+    conditions = Conditions(latency_ms=10, jitter_ms=30, jitter="uniform")
+    once, again = link(conditions), link(conditions)
+    first, second = Dice(Random(SEED)), Dice(Random(SEED))
+    for index in range(500):
+        now = index * 0.01
+        again.configure(conditions, 10.0)
+        assert once.carry(1, now, now, first) == again.carry(1, now, now, second)
+
+
 @pytest.mark.parametrize(
     "conditions",
     [
