@@ -7,6 +7,7 @@ where their events go. The scenario is the same that the simulator runs.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,9 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     # What happens is decided here, once: the processes of the load only need to know who publishes what.
     happening = timeline(scenario, seed)
     loaded = msgspec.structs.replace(scenario, events=(), mobility=(), random_faults=None)
-    async with Wan.up(
-        with_brokers(scenario), mode=mode, seed=seed, output=run.directory("wan"), name=f"experiment-{scenario.name}"[:40]
-    ) as wan:
+    # Named by this process, so that two experiments may run at the same time.
+    name = f"{scenario.name[:24]}-{os.getpid()}"
+    async with Wan.up(with_brokers(scenario), mode=mode, seed=seed, output=run.directory("wan"), name=name) as wan:
         run.step(f"{len(hosts)} load processes begin")
         clock = SharedClock(clock_offset_ns())
         spec = LoadSpec(
@@ -93,8 +94,7 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
             clock_offset_ns=clock.offset_ns,
             events=str(directory.absolute()),
         )
-        path = (specs / "spec.json").absolute()
-        path.write_bytes(msgspec.json.encode(spec))
+        path = run.keep("load/spec.json", spec).absolute()
         total_s = scenario.duration_s + scenario.settle_s
         async with asyncio.TaskGroup() as group:
             loads = {host: group.create_task(_load(wan, host, path, brokers, PATIENCE_S + total_s)) for host in hosts}
