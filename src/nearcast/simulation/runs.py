@@ -26,8 +26,8 @@ from nearcast.scenario.timeline import timeline
 from nearcast.simulation.faults import describe
 from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.protocols import load_protocol
+from nearcast.simulation.segments import HEADER_BYTES
 from nearcast.simulation.stories import Story, tell
-from nearcast.simulation.streams import HEADER_BYTES
 from nearcast.simulation.tracing import Line, Tracer
 from nearcast.simulation.world import World
 

@@ -18,14 +18,13 @@ from mypy_extensions import i64
 
 from nearcast.errors import LocalProtocolError
 from nearcast.simulation.callbacks import ACCEPTED, CLOSED, OPENED, STREAM_RECEIVED, WRITABLE
+from nearcast.simulation.pacing import Pace
+from nearcast.simulation.segments import FIN, NOTHING, PROBE, RST, SYN, Packet, Reassembly
 from nearcast.simulation.tracing import shortened
 
 if TYPE_CHECKING:
     from nearcast.simulation.hosts import Host
     from nearcast.simulation.world import World
-
-HEADER_BYTES: Final = 52
-"""IPv4 and TCP with timestamps."""
 
 RECEIVE_BUFFER_BYTES: Final = 262_144
 """What a host takes in for a process that does not read; the window it grants."""
@@ -37,14 +36,9 @@ LOW_WATER_BYTES: Final = 16_384
 MAX_BUFFER_BYTES: Final = 67_108_864
 """Written and not acknowledged, at most: a process that never looks at ``congested`` ends here, and not the real machine."""
 
-FIRST_TIMEOUT_S: Final = 1.0
-MIN_TIMEOUT_S: Final = 0.2
-MAX_TIMEOUT_S: Final = 120.0
-
 # Linux's defaults, in effect: six further SYNs, and a quarter of an hour of silence.
 CONNECT_TIMEOUT_S: Final = 127.0
 SILENCE_TIMEOUT_S: Final = 924.0
-FIRST_WINDOW_SEGMENTS: Final = 10
 
 # States
 CONNECTING: Final = 0  # SYN sent
@@ -52,25 +46,6 @@ ANSWERED: Final = 1  # SYN received, answer sent
 OPEN: Final = 2
 CLOSING: Final = 3  # closed here, what was written is still on its way
 DEAD: Final = 4
-
-# What a packet carries besides data, acknowledgement and window
-SYN: Final = 1
-FIN: Final = 2
-RST: Final = 4
-PROBE: Final = 8  # asks for an acknowledgement
-NOTHING: Final = 0
-
-
-class Packet:
-    """One packet of a stream, on its way to the other end."""
-
-    def __init__(self, sender: Stream, flags: i64, sequence: i64, data: bytes, acknowledged: i64, window_end: i64) -> None:
-        self.sender = sender
-        self.flags = flags
-        self.sequence = sequence
-        self.data = data
-        self.acknowledged = acknowledged
-        self.window_end = window_end
 
 
 class Stream:
@@ -91,14 +66,12 @@ class Stream:
         self._next: i64 = 0
         self._highest: i64 = 0
         self._window_end: i64 = RECEIVE_BUFFER_BYTES
-        self._congestion_window: i64 = self._world.segment_bytes * FIRST_WINDOW_SEGMENTS
-        self._threshold: i64 = 1 << 40
+        self._pace = Pace(self._world.segment_bytes)
         self._duplicates: i64 = 0
         self._recover: i64 = -1
         self._was_congested = False
         # Receiving.
-        self._expected: i64 = 0
-        self._early: dict[int, bytes] = {}
+        self._arrived = Reassembly(2 * RECEIVE_BUFFER_BYTES // self._world.segment_bytes)
         self._unread: list[bytes] = []
         self._unread_bytes: i64 = 0
         self._reading = True
@@ -107,10 +80,6 @@ class Stream:
         self._peer_ended = False
         self._granted: i64 = RECEIVE_BUFFER_BYTES
         # Time.
-        self._smoothed_s = -1.0
-        self._deviation_s = 0.0
-        self._timeout_s = FIRST_TIMEOUT_S
-        self._backoff: i64 = 0
         self._timed_end: i64 = -1
         self._timed_at = 0.0
         self._heard_at: float = self._world.now
@@ -199,7 +168,7 @@ class Stream:
         if self._world.tracer is not None:
             self._trace(f"connects to port {self.port}")
         self._transmit(SYN, 0, b"")
-        self._set_deadline(self._timeout_s)
+        self._set_deadline()
 
     def answer(self, packet: Packet) -> None:
         """This is the other end of a stream whose first packet has just arrived."""
@@ -207,7 +176,7 @@ class Stream:
         self.remote = packet.sender
         packet.sender.remote = self
         self._transmit(SYN, 0, b"")
-        self._set_deadline(self._timeout_s)
+        self._set_deadline()
 
     def vanish(self) -> None:
         """The machine is gone, and says nothing."""
@@ -253,7 +222,7 @@ class Stream:
         if state == ANSWERED:
             self._stop_timer()
             self.state = OPEN
-            self._backoff = 0
+            self._pace.backoff = 0
             if not self.host.up:
                 self.reset()
                 return
@@ -271,9 +240,9 @@ class Stream:
     def _connected(self, packet: Packet) -> None:
         self.remote = packet.sender
         self._window_end = packet.window_end
-        if not self._backoff:
-            self._measured(self._world.now - self._opened_at)
-        self._backoff = 0
+        if not self._pace.backoff:
+            self._pace.measured(self._world.now - self._opened_at)
+        self._pace.backoff = 0
         self._stop_timer()
         self.state = OPEN
         self._ack_owed = True
@@ -290,10 +259,9 @@ class Stream:
             window_moved = True
         else:
             window_moved = False
-        segment = self._world.segment_bytes
         if acked > self._acked:
             if 0 <= self._timed_end <= acked:
-                self._measured(self._world.now - self._timed_at)
+                self._pace.measured(self._world.now - self._timed_at)
                 self._timed_end = -1
             count = acked - self._acked
             if count > len(self._buffer):
@@ -304,17 +272,15 @@ class Stream:
             del self._buffer[:count]
             if self._next < acked:
                 self._next = acked
-            self._backoff = 0
+            self._pace.backoff = 0
             self._duplicates = 0
             if acked < self._recover:
                 # More than one segment of the same window was lost: the next one goes at once (NewReno).
                 self._resend_first()
-            elif self._congestion_window < self._threshold:
-                self._congestion_window += count if count < segment else segment
             else:
-                self._congestion_window += max(1, segment * segment // self._congestion_window)
+                self._pace.grow(count)
             if self._next > self._acked:
-                self._set_deadline(self._timeout_s)
+                self._set_deadline()
             else:
                 self._stop_timer()
             self._flush()
@@ -327,8 +293,7 @@ class Stream:
         elif acked == self._acked and self._next > acked and not packet.data and packet.flags == NOTHING:
             self._duplicates += 1
             if self._duplicates == 3 and acked >= self._recover:
-                self._threshold = max((self._next - acked) // 2, 2 * segment)
-                self._congestion_window = self._threshold
+                self._pace.lost_one(self._next - acked)
                 self._recover = self._highest
                 self._resend_first()
 
@@ -337,30 +302,20 @@ class Stream:
         sequence = packet.sequence
         if packet.flags & FIN:
             self._fin_received_at = sequence + len(data)
-        if self.state == CLOSING and sequence + len(data) > self._expected and len(data):
+        if self.state == CLOSING and sequence + len(data) > self._arrived.expected and len(data):
             # Nobody is there to read it.
             self.reset()
             return
         self._ack_owed = True
-        if sequence > self._expected:
-            if len(data) and len(self._early) * self._world.segment_bytes < 2 * RECEIVE_BUFFER_BYTES:
-                self._early[sequence] = data
-        elif sequence + len(data) > self._expected:
-            if sequence < self._expected:
-                data = data[self._expected - sequence :]
-            self._take(data)
-            while self._early:
-                early = self._early.pop(self._expected, None)
-                if early is None:
-                    break
-                self._take(early)
-            if self._early:
-                self._drop_old()
+        fresh = self._arrived.add(sequence, data)
+        if fresh:
+            self._unread.append(fresh)
+            self._unread_bytes += len(fresh)
             self._deliver()
         if self.state == DEAD:
             return
-        if self._fin_received_at == self._expected:
-            self._expected += 1
+        if self._fin_received_at == self._arrived.expected:
+            self._arrived.expected += 1
             self._transmit(NOTHING, self._next, b"")
             if self.state == CLOSING:
                 self._die()
@@ -370,19 +325,6 @@ class Stream:
             return
         if self._ack_owed:
             self._transmit(NOTHING, self._next, b"")
-
-    def _take(self, data: bytes) -> None:
-        self._expected += len(data)
-        self._unread.append(data)
-        self._unread_bytes += len(data)
-
-    def _drop_old(self) -> None:
-        """Segments of another division of the same bytes may begin below what has arrived by now."""
-        for sequence in [sequence for sequence in self._early if sequence < self._expected]:
-            data = self._early.pop(sequence)
-            fresh = sequence + len(data) - self._expected
-            if fresh > 0:
-                self._take(data[len(data) - fresh :])
 
     def _deliver(self) -> None:
         """Let the process read, as soon as it can."""
@@ -396,7 +338,7 @@ class Stream:
 
     def _grant(self) -> None:
         """Tell the peer that its window has opened, when that is worth a packet."""
-        if self.state == OPEN and self._expected + RECEIVE_BUFFER_BYTES - self._unread_bytes >= self._granted + (
+        if self.state == OPEN and self._arrived.expected + RECEIVE_BUFFER_BYTES - self._unread_bytes >= self._granted + (
             RECEIVE_BUFFER_BYTES // 2
         ):
             self._transmit(NOTHING, self._next, b"")
@@ -409,7 +351,7 @@ class Stream:
             return
         segment = self._world.segment_bytes
         end = self._acked + len(self._buffer)
-        limit = self._acked + self._congestion_window
+        limit = self._acked + self._pace.window_bytes
         if self._window_end < limit:
             limit = self._window_end
         while self._next < end and self._next < limit:
@@ -439,9 +381,9 @@ class Stream:
                 self._highest = self._next
             self._transmit(FIN, end, b"")
         if self._deadline == math.inf and (self._next > self._acked or end > self._acked):
-            if not self._backoff:
+            if not self._pace.backoff:
                 self._waiting_since = self._world.now
-            self._set_deadline(self._timeout_s)
+            self._set_deadline()
 
     def _resend_first(self) -> None:
         self._timed_end = -1
@@ -454,29 +396,16 @@ class Stream:
 
     def _transmit(self, flags: i64, sequence: i64, data: bytes) -> None:
         self._ack_owed = False
-        granted = self._expected + RECEIVE_BUFFER_BYTES - self._unread_bytes
+        granted = self._arrived.expected + RECEIVE_BUFFER_BYTES - self._unread_bytes
         if granted > self._granted:
             self._granted = granted
-        packet = Packet(self, flags, sequence, data, self._expected, self._granted)
+        packet = Packet(self, flags, sequence, data, self._arrived.expected, self._granted)
         self._world.transmit_stream(self, packet)
 
     # --- time ---
 
-    def _measured(self, seconds: float) -> None:
-        """A round trip (RFC 6298)."""
-        if self._smoothed_s < 0.0:
-            self._smoothed_s = seconds
-            self._deviation_s = seconds / 2
-        else:
-            self._deviation_s = 0.75 * self._deviation_s + 0.25 * abs(self._smoothed_s - seconds)
-            self._smoothed_s = 0.875 * self._smoothed_s + 0.125 * seconds
-        self._timeout_s = min(MAX_TIMEOUT_S, self._smoothed_s + max(MIN_TIMEOUT_S, 4 * self._deviation_s))
-
-    def _set_deadline(self, after_s: float) -> None:
-        wait = after_s
-        for _ in range(self._backoff):
-            wait *= 2
-        self._deadline = self._world.now + min(wait, MAX_TIMEOUT_S)
+    def _set_deadline(self) -> None:
+        self._deadline = self._world.now + self._pace.wait_s()
         if self._timer_at > self._deadline:
             self._timer_at = self._deadline
             self._world.plan_stream_timer(self._deadline, self)
@@ -501,25 +430,23 @@ class Stream:
         if now - max(self._heard_at, self._waiting_since) >= patience:
             self._end("timeout")
             return
-        if self._backoff < 16:
-            self._backoff += 1
+        self._pace.wait_longer()
         if self.state <= ANSWERED:
             self._transmit(SYN, 0, b"")
         elif self._next > self._acked:
-            self._threshold = max((self._next - self._acked) // 2, 2 * self._world.segment_bytes)
-            self._congestion_window = self._world.segment_bytes
+            self._pace.heard_nothing(self._next - self._acked)
             self._recover = -1
             self._duplicates = 0
             self._timed_end = -1
             self._next = self._acked
-            self._set_deadline(self._timeout_s)
+            self._set_deadline()
             if self._world.tracer is not None:
                 self._trace("no answer, sends again")
             self._flush()
             return
         else:
             self._transmit(PROBE, self._next, b"")
-        self._set_deadline(self._timeout_s)
+        self._set_deadline()
 
     # --- the end ---
 
@@ -539,7 +466,7 @@ class Stream:
         self.state = DEAD
         self._deadline = math.inf
         self._buffer = bytearray()
-        self._early = {}
+        self._arrived.clear()
         self._unread = []
         self._unread_bytes = 0
         self.host.streams.pop(self, None)

@@ -23,7 +23,8 @@ from nearcast.simulation.agenda import KINDS, Agenda
 from nearcast.simulation.callbacks import SYNCED
 from nearcast.simulation.hosts import Host, Node
 from nearcast.simulation.invariants import Invariant
-from nearcast.simulation.streams import ANSWERED, FIN, HEADER_BYTES, RST, SILENCE_TIMEOUT_S, SYN, Packet, Stream
+from nearcast.simulation.segments import FIN, HEADER_BYTES, RST, SYN, Packet
+from nearcast.simulation.streams import ANSWERED, SILENCE_TIMEOUT_S, Stream
 from nearcast.simulation.tracing import Tracer, shortened
 
 if TYPE_CHECKING:

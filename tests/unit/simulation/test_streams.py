@@ -9,9 +9,9 @@ import pytest
 from nearcast.errors import LocalProtocolError
 from nearcast.network.conditions import Conditions
 from nearcast.simulation import Stream, World
+from nearcast.simulation.segments import HEADER_BYTES
 from nearcast.simulation.streams import (
     CONNECT_TIMEOUT_S,
-    HEADER_BYTES,
     HIGH_WATER_BYTES,
     MAX_BUFFER_BYTES,
     RECEIVE_BUFFER_BYTES,
