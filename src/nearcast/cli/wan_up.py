@@ -106,7 +106,7 @@ async def bring_up(options: UpOptions) -> int:
     recent = display.Recent()
     last: WanStatus | None = None
     code = 0
-    with _signals(stop, signals, passed_on=bool(options.command)):
+    with _signals(stop):
         async with (
             Wan.up(
                 topology,
@@ -193,13 +193,12 @@ async def _wait(wan: Wan, stop: asyncio.Event, duration_s: float | None) -> int:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event, signals: asyncio.Queue[Signal], *, passed_on: bool) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks to end, the second ends at once."""
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks to end, the second ends this process at once, and the keeper takes the WAN down."""
     loop = asyncio.get_running_loop()
 
     def asked() -> None:
         if stop.is_set():
-            # The default action: this process dies, the keeper sees it and takes everything down.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)
             os.kill(os.getpid(), signal.SIGTERM)

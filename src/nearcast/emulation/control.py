@@ -46,9 +46,6 @@ class Specification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     working_directory: str
     """Where the topology's processes run."""
 
-    detached: bool = False
-    """Outlive the process that started it."""
-
     max_log_bytes: int = 16 * 1024 * 1024
     """How much of each process's output is kept, in bytes; the oldest goes first."""
 

@@ -14,8 +14,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,6 +47,7 @@ from nearcast.emulation.control import (
 )
 from nearcast.emulation.deployment import Deployment, check_events
 from nearcast.emulation.directories import WanDirectory
+from nearcast.emulation.logs import Follower
 from nearcast.emulation.loopback import LoopbackUnderlay
 from nearcast.emulation.namespaced import NamespaceUnderlay
 from nearcast.emulation.server import Connection, Server
@@ -59,6 +62,9 @@ MAX_REMEMBERED = 1_000
 MAX_UNWATCHED = 10_000
 """Happenings a watcher may lag behind; then the oldest are left out."""
 
+TELL_SECONDS = 5.0
+"""How long a keeper whose start failed waits to be asked why."""
+
 STOP_SECONDS = 45.0
 """Longest that processes get to end by themselves, together."""
 
@@ -71,8 +77,9 @@ def run(directory: WanDirectory, owner: int, lock: int, *, detached: bool) -> in
     try:
         specification = msgspec.json.decode(directory.specification.read_bytes(), type=Specification)
         return asyncio.run(Keeper(specification, directory, owner, detached=detached).run())
-    except Exception:  # noqa: BLE001  # the edge of the process: its log is all that is left
+    except Exception as error:  # noqa: BLE001  # the edge of the process: whoever started it sees one line
         _log.exception("the keeper failed")
+        print(f"nearcast: the keeper of WAN {directory.name} failed: {error!r}", file=sys.stderr)  # noqa: T201
         return 1
     finally:
         directory.release(lock)
@@ -96,6 +103,8 @@ class Keeper:
         self._stopping = asyncio.Event()
         self._settled = asyncio.Event()
         """Set once the start has succeeded or failed."""
+        self._told = asyncio.Event()
+        """Set once whoever started it knows, or is gone."""
         self._down = asyncio.Event()
         self._executed: dict[int, tuple[Connection, int, asyncio.Future[int]]] = {}
         self._underlay: Underlay | None = None
@@ -126,10 +135,15 @@ class Keeper:
         await self._take_down()
         self._settled.set()
         self._down.set()
-        # A turn for the tasks that answer, then for what they send.
-        await asyncio.sleep(0)
+        if failure is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_SECONDS):
+                    await self._told.wait()
         server.close()
         await server.flushed(timeout_seconds=2.0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # it is ending: nobody needs to ask again
         return 0 if failure is None else 1
 
     def stop(self) -> None:
@@ -234,8 +248,10 @@ class Keeper:
     # -- requests ----------------------------------------------------------------------------------------------------------
 
     def disconnected(self, connection: Connection) -> None:
-        if connection.owner and not self._detached:
-            self.stop()
+        if connection.owner:
+            self._told.set()
+            if not self._detached:
+                self.stop()
 
     async def handle(self, request: Request, connection: Connection, descriptors: tuple[int, ...]) -> Any:
         try:
@@ -249,6 +265,7 @@ class Keeper:
                 return await self._status()
             case AwaitUp():
                 await self._settled.wait()
+                self._told.set()
                 if self._state != "up":
                     raise EmulationError(self._error or "it is being taken down")
                 return None
@@ -352,12 +369,7 @@ class Keeper:
                 news = self._news
                 while mine:
                     await connection.send_item(request.id, mine.popleft())
-                waits = [asyncio.ensure_future(news.wait()), asyncio.ensure_future(self._down.wait())]
-                try:
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for wait in waits:
-                        wait.cancel()
+                await _until(self._down, news.wait())
         finally:
             self._watchers.remove(mine)
 
@@ -369,12 +381,16 @@ class Keeper:
         try:
             for line in process.log.tail(max(0, request.lines)):
                 await connection.send_item(request.id, line)
-            while follower is not None:
-                for line in await follower.take():
-                    await connection.send_item(request.id, line)
+            if follower is not None:
+                await _until(self._down, self._pass_on(follower, request.id, connection))
         finally:
             if follower is not None:
                 process.log.unfollow(follower)
+
+    async def _pass_on(self, follower: Follower, request: int, connection: Connection) -> None:
+        while True:
+            for line in await follower.take():
+                await connection.send_item(request, line)
 
     # -- commands on hosts ---------------------------------------------------------------------------------------------------
 
@@ -425,6 +441,16 @@ def _underlay(specification: Specification) -> Underlay:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+async def _until(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> None:
+    """Do something to its end, or until the event is set."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(event.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _outcome(task: asyncio.Task[None]) -> str | None:

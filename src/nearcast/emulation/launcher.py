@@ -40,7 +40,10 @@ def main(arguments: list[str]) -> int:
     owner, lock, detached, starter = (int(argument) for argument in arguments[1:])
     for descriptor in (owner, lock):
         os.set_inheritable(descriptor, False)
-    if not detached:
+    if detached:
+        if os.fork() != 0:
+            os._exit(0)  # nobody's child: the starter need not wait for it
+    else:
         syscalls.signal_when_parent_dies(signal.SIGTERM)
         if os.getppid() != starter:
             return 1  # it died before the line above

@@ -57,6 +57,7 @@ class Connection:
         self.owner = owner
         """Whether this is the process that started the WAN."""
         self._server = server
+        self._finishing = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._channel = Channel(stream, MAX_REQUEST_BYTES, self._received, self._ended, _TOO_LONG)
         self._channel.send(encode(Greeting(nearcast_wan=PROTOCOL, name=server.name)))
@@ -71,8 +72,10 @@ class Connection:
         self._channel.finish()
 
     def finish(self) -> None:
-        """Close once everything is sent."""
-        self._channel.finish()
+        """Close once every request is answered and everything is sent."""
+        self._finishing = True
+        if not self._tasks:
+            self._channel.finish()
 
     def _received(self, line: bytes) -> None:
         try:
@@ -101,6 +104,8 @@ class Connection:
         finally:
             self._tasks.pop(request.id, None)
         self._channel.send(encode(answer))
+        if self._finishing and not self._tasks:
+            self._channel.finish()
 
     def _ended(self, error: Exception | None) -> None:
         if isinstance(error, LineTooLong):

@@ -44,6 +44,7 @@ from nearcast.emulation.control import (
     Watch,
 )
 from nearcast.emulation.deployment import check_events
+from nearcast.emulation.launcher import TEARDOWN_SECONDS
 from nearcast.emulation.programs import Completed, run_program
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
@@ -121,6 +122,7 @@ class Wan:
             await _end(launched)
             raise
         launched.client.close()
+        await launched.process.wait()  # its first process, which ended at once
         return launched.name
 
     @classmethod
@@ -341,7 +343,6 @@ async def _launch(
             seed=seed,
             output=kept,
             working_directory=os.getcwd(),
-            detached=detached,
         )
         directory.specification.write_bytes(msgspec.json.encode(specification))
         ours, theirs = socket.socketpair()
@@ -379,9 +380,14 @@ async def _launch(
 async def _end(launched: _Launched) -> None:
     """Take a WAN down, and wait until its launcher is gone; twice cancelled, it is killed."""
     try:
-        if not launched.client.ended.is_set():
-            with contextlib.suppress(EmulationError):
+        try:
+            async with asyncio.timeout(TEARDOWN_SECONDS):
                 await launched.client.ask(Down(id=launched.client.take_number()))
+        except EmulationError:
+            pass  # it was taken down already
+        except TimeoutError:
+            # A keeper that does not answer any more does not see the connection end either; the launcher kills it.
+            launched.process.terminate()
         launched.client.close()
         await launched.process.wait()
     except asyncio.CancelledError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,38 @@ def test_a_process_that_does_not_start(wan: MarkedWan, change: tuple[str, str], 
     assert complaints.count("\n") == 1
     wait_until(lambda: not wan.survivors(), "the end of every process")
     assert wan.left_behind() == []
+
+
+def test_a_command_ends_with_whoever_ran_it_and_gets_its_signals(wan: MarkedWan) -> None:
+    wan.up(FAMILY, "--loopback")
+    wan.wait_for_line("is up")
+    program = "trap 'exit 9' INT; echo trapped; while :; do sleep 0.01; done"
+    with subprocess.Popen(
+        wan.command("exec", "two", "sh", "-c", program), stdout=subprocess.PIPE, text=True, env=wan.environment
+    ) as trapping:
+        assert trapping.stdout is not None
+        assert trapping.stdout.readline() == "trapped\n"
+        trapping.send_signal(signal.SIGINT)
+        assert trapping.wait(30) == 9
+    with subprocess.Popen(wan.command("exec", "two", "sleep", "4321"), env=wan.environment) as sleeping:
+        wait_until(lambda: any(line.endswith("sleep 4321") for line in wan.programs()), "the program")
+        sleeping.kill()
+    wait_until(lambda: not any(line.endswith("sleep 4321") for line in wan.programs()), "the program's end")
+
+
+def test_two_wans_at_once(wan: MarkedWan) -> None:
+    wan.up(FAMILY, "--loopback")
+    wan.wait_for_line("is up")
+    other = wan.run("up", str(wan.directory / "topology.toml"), "--loopback", "--name", "other", "--detach")
+    assert other.returncode == 0, other.stderr
+    assert "several WANs are running (family, other)" in wan.run("status").stderr
+    addresses: set[str] = set()
+    for name in ("family", "other"):
+        addresses.update(
+            host["address"] for host in json.loads(wan.run("status", "-n", name, "--json").stdout)["status"]["hosts"]
+        )
+    assert len(addresses) == 4
+    assert wan.run("down", "--all").returncode == 0
 
 
 def test_detached(wan: MarkedWan) -> None:

@@ -162,6 +162,10 @@ class MarkedWan:
                     found.append(f"{process.pid} {' '.join(process.cmdline())}")
         return found
 
+    def programs(self) -> list[str]:
+        """Programs of the WAN, not the commands that asked for them."""
+        return [line for line in self.survivors() if "nearcast" not in line]
+
     def left_behind(self) -> list[str]:
         """Directories and sockets of WANs."""
         return [str(path) for path in self.base.rglob("*")] if self.base.exists() else []
