@@ -147,12 +147,16 @@ class Agreement(Experiment[AgreementParameters]):
         with run.plot(
             "latency", "Delivery latency: simulator and emulated WAN", "latency (ms)", "share of deliveries"
         ) as axes:
+            longest_ms = 0.0
             for number, (stream, pairs) in enumerate(streams(scenario).items()):
                 colour = plots.COLOURS[number % len(plots.COLOURS)]
                 for name, measured, dashed in (("simulated", simulated, False), ("emulated", emulated, True)):
                     values = [measured.latencies_ms[pair] for pair in pairs if pair in measured.latencies_ms]
                     if values:
+                        longest_ms = max(longest_ms, float(np.quantile(np.concatenate(values), 0.99)))
                         plots.cdf(axes, np.concatenate(values), f"{stream}, {name}", dashed=dashed, colour=colour)
+            # A single straggler must not press all the rest against the axis; figures.json has it.
+            axes.set_xlim(0.0, longest_ms * 1.15 or None)
 
 
 def scenario_of(parameters: AgreementParameters) -> Scenario:
