@@ -34,7 +34,6 @@ class ClientTransport(asyncio.Protocol):
         "connection",
         "held_bytes",
         "listener",
-        "reading_paused",
         "sampled_in",
         "sampled_out",
         "stall_bytes",
@@ -49,7 +48,6 @@ class ClientTransport(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.connection: Connection | None = None
         self.announced = False
-        self.reading_paused = False
         # Output that waits for the disk.
         self.held_bytes = 0
         self.waits_to_close = False
@@ -85,8 +83,7 @@ class ClientTransport(asyncio.Protocol):
         connection = self.connection
         if connection is not None:
             connection.congested = False
-            if self.reading_paused and self.transport is not None:
-                self.reading_paused = False
+            if not connection.reading and self.transport is not None:
                 self.transport.resume_reading()
             broker = self.broker
             broker.stalls.unwatch(self)
@@ -110,13 +107,13 @@ class ClientTransport(asyncio.Protocol):
                 broker.announce(self, connection)
             broker.flush()
             if connection.congested and connection.out_bytes > connection.max_output_bytes:
-                self._pause_reading()
+                self._pause_reading(connection)
 
-    def _pause_reading(self) -> None:
+    def _pause_reading(self, connection: Connection) -> None:
         # Messages are dropped or queued for a client that does not read, but answers are not: it gets no further requests in
         # until it takes them.
-        if not self.reading_paused and self.transport is not None and not self.transport.is_closing():
-            self.reading_paused = True
+        if connection.reading and self.transport is not None and not self.transport.is_closing():
+            connection.reading = False
             self.transport.pause_reading()
 
     def send(self, chunks: list[bytes]) -> None:

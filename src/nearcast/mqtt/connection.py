@@ -28,8 +28,8 @@ NO_PACKET_LIMIT: Final = 268_435_460
 
 
 class Connection:
-    """See the module. A driver uses ``handle``, ``congested``, ``closing``, ``take``, ``take_held`` and ``committed``, and
-    reads the rest."""
+    """See the module. A driver uses ``handle``, ``congested``, ``reading``, ``closing``, ``take``, ``take_held`` and
+    ``committed``, and reads the rest."""
 
     def __init__(self, effects: Effects, peer: Peer, handle: object, now: float, limits: Limits) -> None:
         self.effects = effects
@@ -50,6 +50,7 @@ class Connection:
         self.needed_bytes = 0
         # Output.
         self.congested = False
+        self.reading = True
         self.starved = False
         self.closing = False
         self.dirty = False

@@ -7,7 +7,8 @@ Everything the broker decides is decided here and below; a driver only moves byt
    (``committed()``), and close the transport of those that are ``closing``.
 
 A driver whose transport cannot take more sets ``connection.congested``, leaves the output where it is, and calls
-``writable()`` when the transport has drained. It also calls ``writable()`` after taking the output of a connection that is
+``writable()`` when the transport has drained. One that stops reading until then sets ``connection.reading`` to false, so that
+silence is not taken for absence. It also calls ``writable()`` after taking the output of a connection that is
 ``starved``: more was waiting than the output bound admitted.
 
 The states of a connection::
@@ -166,6 +167,9 @@ class Engine:
         """The transport drained: there is room again."""
         connection.congested = False
         connection.starved = False
+        if not connection.reading:
+            connection.reading = True
+            connection.last_seen = now
         connection.touch()
         session = connection.session
         if session is not None and connection.state == CONNECTED:
@@ -391,6 +395,11 @@ class Engine:
             self._close(connection, False, now)
             return
         if connection.keep_alive_seconds == 0:
+            return
+        if not connection.reading:
+            # Its pings and acknowledgements wait until it has taken more of its output. Sent away, it would come back to all
+            # of it again, for ever. Whether it takes anything at all is the driver's to watch.
+            self.timers.schedule(connection, now + 1.5 * connection.keep_alive_seconds, now)
             return
         due = connection.last_seen + 1.5 * connection.keep_alive_seconds
         if now >= due:  # [MQTT-3.1.2-22]

@@ -1,7 +1,7 @@
 """The shipped broker on a simulated host: the same engine, journal and output order as ``nearcast broker``, other I/O.
 
 What differs from the process in :mod:`nearcast.broker`: everyone is let in, time-outs are looked at when they are due and not
-on a tick, and clients that do not read are left to their keep-alive instead of being cut off after a while.
+on a tick, and clients that take nothing are left to their keep-alive or to TCP instead of being cut off after a while.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class BrokerTransport:
         self.connection: Connection | None = None
         self.held_bytes = 0
         self.waits_to_close = False
-        self.reading_paused = False
         self._on_close = on_close
 
     def send(self, chunks: list[bytes]) -> None:
@@ -219,18 +218,18 @@ class SimulatedBroker:
         self.engine.receive(connection, data, self.host.now)
         self._settle()
         if connection.congested and connection.out_bytes > connection.max_output_bytes:
-            transport.reading_paused = True
+            connection.reading = False
             stream.pause()
 
     def writable(self, stream: Stream) -> None:
         transport = self._transports.get(stream)
         if transport is None or transport.connection is None or self.failed:
             return
-        if transport.reading_paused:
-            transport.reading_paused = False
-            stream.resume()
+        was_reading = transport.connection.reading
         self.engine.writable(transport.connection, self.host.now)
         self._settle()
+        if not was_reading:
+            stream.resume()
 
     def lost(self, stream: Stream) -> None:
         transport = self._transports.pop(stream, None)

@@ -591,3 +591,22 @@ def test_a_message_is_written_again_in_the_generation_that_needs_it() -> None:
     reader.subscribe("r", 1, packet_id=2)
     assert len(world.session("reader").inflight) == 1
     assert durable_state(world.recovered(frames + world.frames)) == durable_state(world)
+
+
+def test_silence_of_a_client_that_is_not_read_proves_nothing() -> None:
+    """Found by simulation: a client behind a slow link had more waiting than its bound, so it was not read, so its pings were
+    not seen, so it was sent away, and got everything again."""
+    world = World()
+    client = world.connect("c", 5, keep_alive=10)
+    client.connection.congested = True
+    client.connection.reading = False
+    world.advance(100)
+    assert not client.closed
+    assert world.engine.stats.keep_alive_timeouts == 0
+    world.engine.writable(client.connection, world.now)
+    world.flush()
+    world.advance(14)
+    assert not client.closed, "it has its time again"
+    world.advance(20)
+    assert client.closed
+    assert world.engine.stats.keep_alive_timeouts == 1
