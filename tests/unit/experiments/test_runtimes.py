@@ -94,7 +94,7 @@ def test_without_root_accuracy_is_not_made_up(tmp_path: Path, monkeypatch: pytes
     outcome = perform(WanAccuracy(), AccuracyParameters(), tmp_path / "out")
     assert outcome.error is not None
     assert outcome.error.startswith("network namespaces need root: run this with sudo; loopback mode")
-    assert [bar.value for bar in outcome.bars] == [None, None]
+    assert [bar.value for bar in outcome.bars] == [None, None, None]
 
 
 def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
