@@ -32,7 +32,15 @@ _COLOURS = {
     "killed": "red",
     "failed": "bold red",
 }
-_KIND_COLOURS = {"problem": "red", "failed": "red", "exited": "red", "killed": "red", "ready": "green", "limit": "yellow"}
+_KIND_COLOURS = {
+    "problem": "red",
+    "failed": "red",
+    "exited": "red",
+    "killed": "red",
+    "ready": "green",
+    "limit": "yellow",
+    "fallback": "yellow",
+}
 
 
 def milliseconds(value: float | None) -> str:

@@ -220,7 +220,7 @@ async def _shown(
     """What happens is shown meanwhile."""
 
     def show(happening: Happening) -> None:
-        if live and happening.kind == "limit":
+        if live and happening.kind in ("limit", "fallback"):
             console.print(display.happening_text(happening))  # above the picture, to stay
             return
         recent.add(happening)
@@ -228,7 +228,7 @@ async def _shown(
             print(msgspec.json.encode(happening).decode(), flush=True)
         elif happening.kind == "ended":
             return  # the error line says the same
-        elif not live and (not quiet or happening.kind in ("problem", "failed", "exited", "limit")):
+        elif not live and (not quiet or happening.kind in ("problem", "failed", "exited", "limit", "fallback")):
             print(display.happening_line(happening), file=sys.stderr if quiet else sys.stdout, flush=True)
 
     async def watch() -> None:

@@ -183,8 +183,8 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
 
     at_s: float
     kind: str
-    """Of the WAN: ``state``, ``limit``, ``ended`` (before it was up). Of a process: ``started``, ``ready``, ``exited``,
-    ``failed``, ``stopped``, ``killed``, ``paused``, ``resumed``. ``event``, ``undone`` or ``problem``."""
+    """Of the WAN: ``state``, ``fallback``, ``limit``, ``ended`` (before it was up). Of a process: ``started``, ``ready``,
+    ``exited``, ``failed``, ``stopped``, ``killed``, ``paused``, ``resumed``. ``event``, ``undone`` or ``problem``."""
 
     text: str
     """For people."""

@@ -158,7 +158,14 @@ class Keeper:
         specification = self._specification
         topology = specification.topology
         check_events(specification.events, topology)
-        self._underlay = underlay = _underlay(specification)
+        obstacle = namespaces.available() if specification.mode != "loopback" else None
+        if obstacle is not None:
+            if specification.mode == "namespaces":
+                raise EmulationUnavailable(obstacle)
+            self._note("fallback", specification.name, f"loopback mode is used: {obstacle}")
+        loopback = specification.mode == "loopback" or obstacle is not None
+        chosen = LoopbackUnderlay if loopback else NamespaceUnderlay
+        self._underlay = underlay = chosen(topology, specification.seed)
         self._deployment = deployment = Deployment(topology, underlay, self._note)
         supervisor = Supervisor(
             underlay,
@@ -423,19 +430,6 @@ class Keeper:
                     os.killpg(pid, signal.Signals[f"SIG{request.signal}"])
                 return
         raise EmulationError(f"no program of request {request.to} is running")
-
-
-def _underlay(specification: Specification) -> Underlay:
-    """What the WAN stands on: network namespaces unless told otherwise or impossible."""
-    topology, seed = specification.topology, specification.seed
-    if specification.mode == "loopback":
-        return LoopbackUnderlay(topology, seed)
-    obstacle = namespaces.available()
-    if obstacle is None:
-        return NamespaceUnderlay(topology, seed)
-    if specification.mode == "namespaces":
-        raise EmulationUnavailable(obstacle)
-    return LoopbackUnderlay(topology, seed)
 
 
 def _kill_group(pid: int) -> None:

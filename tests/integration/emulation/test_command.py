@@ -209,6 +209,7 @@ def test_without_root_it_falls_back_and_says_so(wan: MarkedWan) -> None:
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
     assert "cannot show: " in complaints
+    assert "loopback mode is used: root may not do everything here" in complaints
     process = wan.up(FAMILY, "--namespaces", prefix=prefix)
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -115,6 +115,20 @@ def test_a_name_can_be_used_again_after_everything_was_killed(wan: MarkedWan) ->
     wan.wait_for_line("is up")
 
 
+def test_the_end_of_the_router_is_said(wan: MarkedWan) -> None:
+    require_namespaces()
+    wan.up(FAMILY, "--namespaces")
+    wan.wait_for_line("is up")
+    router = next(line for line in wan.survivors() if "router_process" in line)
+    os.kill(int(router.split()[0]), signal.SIGKILL)
+    assert "no packet passes any more" in wan.wait_for_line("problem: the router ended by itself (SIGKILL)")
+    assert "the router has ended" in wan.run("cut", "one").stderr
+    assert wan.run("status").returncode == 0
+    assert wan.run("down").returncode == 0
+    wait_until(lambda: not wan.survivors(), "the end of every process")
+    assert wan.left_behind() == []
+
+
 def test_interrupt_during_the_start(wan: MarkedWan) -> None:
     wan.up(FAMILY.replace('"family complete" }', '"never said" }'), "--loopback")
     wan.wait_for_line("parent started")
