@@ -47,7 +47,6 @@ SUBCOMMANDS = (
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
     Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay by seed."),
-    Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay a run by its seed."),
     Subcommand("wan", "nearcast.cli.wan", "Run real programs on an emulated wide-area network.", group=True),
     Subcommand("experiment", "nearcast.cli.experiment", "Run an experiment by name and hold it to its bars."),
     Subcommand("bench", "nearcast.bench.commands", "Generate load and compare brokers.", group=True),
