@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -70,23 +72,35 @@ def _answers(tasks: Sequence[_Task], jobs: int) -> Iterator[_Answer]:
     if jobs <= 1 or len(tasks) <= 1:
         yield from map(_work, tasks)
         return
+    others = set(multiprocessing.active_children())
     # A fresh interpreter for each: what threads or sockets this process has is not copied into them.
-    executor = ProcessPoolExecutor(
-        min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"), initializer=_die_of_interrupts
-    )
+    executor = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
     try:
-        futures: list[Future[_Answer]] = [executor.submit(_work, task) for task in tasks]
+        with _interrupts_ignored():
+            futures: list[Future[_Answer]] = [executor.submit(_work, task) for task in tasks]
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool as error:
         raise NearcastError("a process that simulated was killed, perhaps for lack of memory: try --jobs 1") from error
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _die_of_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal's group; only the first one has something to say about it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C for good. It reaches all of a terminal's group, and only this one answers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _work(task: _Task) -> _Answer:
