@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import random
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from nearcast.errors import LocalProtocolError
+from nearcast.errors import InvariantViolated, LocalProtocolError, NodeFailed, SimulationLimit
 from nearcast.simulation.callbacks import ACCEPTED, CLOSED, OPENED, RECEIVED, STREAM_RECEIVED, SYNCED, WRITABLE
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.streams import Stream
@@ -189,9 +190,14 @@ class Host:
         self.starts += 1
         if self.world.tracer is not None:
             self.world.tracer.line(self.index, "starts" if self.starts == 1 else f"starts, process number {self.starts}")
-        node = factory(self)
-        self.node = node
-        node.start()
+        try:
+            node = factory(self)
+            self.node = node
+            node.start()
+        except (InvariantViolated, SimulationLimit):
+            raise
+        except Exception as error:
+            raise failure_of(self, error) from error
 
     def kill(self) -> None:
         """The process is gone at once. The kernel sends what was written to its streams and closes them."""
@@ -224,13 +230,18 @@ class Host:
         deferred = self._deferred
         self._deferred = []
         self._waiting_datagrams = 0
-        for what, first, second in deferred:
-            # A callback may end or pause the process through the world; what is left then goes its way.
-            if self.starts == starts and self.up:
-                self.tell(what, first, second)
-        if self._woken_in_pause and self.running and self.starts == starts:
-            self._woken_in_pause = False
-            self.wake()
+        try:
+            for what, first, second in deferred:
+                # A callback may end or pause the process through the world; what is left then goes its way.
+                if self.starts == starts and self.up:
+                    self.tell(what, first, second)
+            if self._woken_in_pause and self.running and self.starts == starts:
+                self._woken_in_pause = False
+                self.wake()
+        except (InvariantViolated, SimulationLimit):
+            raise
+        except Exception as error:
+            raise failure_of(self, error) from error
 
     def skew(self, offset_s: float, rate: float) -> None:
         """The wall clock jumps, and both clocks run at another rate from now on."""
@@ -328,3 +339,12 @@ class Host:
         self._deferred = []
         self._waiting_datagrams = 0
         self._listening = set()
+
+
+def failure_of(host: Host, error: Exception) -> NodeFailed:
+    """An exception that a node let out, with the place it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    failure = NodeFailed(f"{host.name} raised {type(error).__name__}: {error}{place}", [host])
+    failure.__cause__ = error  # mypyc forgets what `raise ... from` says
+    return failure

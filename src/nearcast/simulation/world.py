@@ -8,20 +8,19 @@ objects.
 from __future__ import annotations
 
 import random
-import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from nearcast.errors import InvariantViolated, LocalProtocolError, NodeFailed, SimulationLimit
+from nearcast.errors import InvariantViolated, LocalProtocolError, SimulationLimit
 from nearcast.network.conditions import Conditions
 from nearcast.network.links import FULL, LOST
 from nearcast.network.network import Network
 from nearcast.simulation.agenda import KINDS, Agenda
 from nearcast.simulation.callbacks import SYNCED
-from nearcast.simulation.hosts import Host, Node
+from nearcast.simulation.hosts import Host, Node, failure_of
 from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.segments import FIN, HEADER_BYTES, RST, SYN, Packet
 from nearcast.simulation.streams import ANSWERED, SILENCE_TIMEOUT_S, Stream
@@ -183,16 +182,17 @@ class World:
                     )
                 if kind == _DATAGRAM:
                     host = entry[2]
-                    self._mix(when, host.index)
+                    message = entry[4]
+                    self._mix(when, host.index + zlib.crc32(message) if isinstance(message, bytes) else host.index)
                     source: Host = entry[3]
                     if self.tracer is not None:
-                        self._trace_arrival(host, source, entry[4])
+                        self._trace_arrival(host, source, message)
                     if host.running:
                         node = host.node
                         if node is not None:
-                            node.received(source.index, entry[4])
+                            node.received(source.index, message)
                     elif host.paused:
-                        self._keep(host, source, entry[4])
+                        self._keep(host, source, message)
                 elif kind == _WAKE:
                     host = entry[2]
                     if host.wake_number == self.cause:
@@ -223,7 +223,7 @@ class World:
         except Exception as error:
             if host is None:
                 raise
-            raise _failure(host, error) from error
+            raise failure_of(host, error) from error
         if until > self.now:
             self.now = until
         self.cause = -1
@@ -238,7 +238,7 @@ class World:
                 except InvariantViolated:
                     raise
                 except Exception as error:
-                    raise _failure(host, error) from error
+                    raise failure_of(host, error) from error
         for invariant in self.invariants:
             invariant.check()
         for invariant in self.invariants:
@@ -389,15 +389,6 @@ class World:
         else:
             why = self._faults.why_unreachable(source, target) if self._faults is not None else "no path leads there"
         tracer.lost(source, target, message, why)
-
-
-def _failure(host: Host, error: Exception) -> NodeFailed:
-    """An exception that a node let out, with the place it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    failure = NodeFailed(f"{host.name} raised {type(error).__name__}: {error}{place}", [host])
-    failure.__cause__ = error  # mypyc forgets what `raise ... from` says
-    return failure
 
 
 def _described(packet: Packet) -> str:

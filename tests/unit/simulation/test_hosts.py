@@ -6,6 +6,7 @@ import pytest
 
 from nearcast.errors import LocalProtocolError, NodeFailed
 from nearcast.network.conditions import Conditions
+from nearcast.scenario.events import Kill
 from nearcast.simulation import Host, Node, World
 from nearcast.simulation.hosts import EPOCH_S, SOCKET_BUFFER_DATAGRAMS
 from tests.unit.simulation.worlds import make_world, recorder
@@ -237,6 +238,25 @@ class TestProcesses:
             world.run(1.0)
         assert caught.value.hosts == ("h1",)
         assert isinstance(caught.value.__cause__, ValueError)
+
+    def test_an_exception_at_the_start_or_after_a_pause_names_the_host_too(self) -> None:
+        class Unready(Node):
+            def start(self) -> None:
+                if self.host.starts > 1:
+                    raise OSError("cannot start")
+
+            def received(self, source: int, message: object) -> None:
+                raise ValueError("cannot read this")
+
+        world = make_world(node=Unready)
+        world.hosts[1].pause()
+        world.hosts[0].send(1, "hello", 10)
+        world.run(1.0)
+        with pytest.raises(NodeFailed, match="h1 raised ValueError"):
+            world.hosts[1].resume()
+        world.apply(Kill(at_s=0.0, host="h0", restart_after_s=1.0))
+        with pytest.raises(NodeFailed, match="h0 raised OSError: cannot start"):
+            world.run(3.0)
 
     def test_names_are_unique(self) -> None:
         world = make_world()
