@@ -324,7 +324,7 @@ def _climb(
 ) -> Rung:
     expected_ms = np.array([network.one_way_ms(*pair) for pair in pairs])
     sent, records, circumstances = exchange(
-        hosts, pairs, rate, duration_s, payload_bytes, float(expected_ms.max()), router=router, pause_s=0.001
+        hosts, pairs, rate, duration_s, payload_bytes, float(expected_ms.max()), router=router
     )
     if not len(records):
         raise EmulationError("not one packet came through: is something wrong with this machine's TUN devices?")

@@ -51,7 +51,6 @@ def exchange(
     longest_ms: float,
     *,
     router: Router | None = None,
-    pause_s: float = 0.0,
 ) -> tuple[Sent, npt.NDArray[np.int64], Circumstances]:
     """Send over all pairs in turn; returns what was sent, and rows of (pair, nanoseconds sent, nanoseconds received)."""
     receivers: list[socket.socket] = []
@@ -64,7 +63,7 @@ def exchange(
         statistics = router.statistics() if router else None
         stolen_s, began = _stolen_s(), time.monotonic()
         quiet_s = 0.5 + longest_ms / 1000.0
-        receiving = Receiving(descriptors=[one.fileno() for one in receivers], quiet_s=quiet_s, pause_s=pause_s)
+        receiving = Receiving(descriptors=[one.fileno() for one in receivers], quiet_s=quiet_s)
         receiver = _start("receive", receiving, receivers)
         try:
             work = Sending(
