@@ -237,6 +237,8 @@ def status(name: Name = None, as_json: AsJson = False) -> None:
     console.print(f"[bold]{now.name}[/bold] {now.topology}, {now.mode}, {now.state} {now.uptime_s:.0f} s")
     console.print(display.hosts_table(now, matrix))
     console.print(display.traffic_text(now), highlight=False)
+    for doubt in now.traffic.doubts:
+        console.print(display.doubt_line(doubt), style="red")
     for cut in now.cuts:
         console.print(f"cut: {cut}", style="red")
     for limit in now.limits:

@@ -95,7 +95,7 @@ def traffic_text(status: WanStatus) -> str:
     if traffic.unreachable:
         words.append(f"{traffic.unreachable:,} cut off")
     if traffic.dropped:
-        words.append(f"{traffic.dropped:,} dropped by the router itself: do not trust these results")
+        words.append(f"{traffic.dropped:,} dropped by the router itself")
     if status.mode == "namespaces":
         words.append(f"router late by {traffic.lateness_ms:.2f} ms (p99)")
     else:
@@ -103,11 +103,16 @@ def traffic_text(status: WanStatus) -> str:
     return " · ".join(words)
 
 
+def doubt_line(doubt: str) -> str:
+    return f"do not trust this run: {doubt}"
+
+
 def picture(status: WanStatus, matrix: Matrix, happened: Sequence[Happening]) -> RenderableType:
     """Everything at a glance."""
     parts: list[RenderableType] = [hosts_table(status, matrix), Text(), Text(traffic_text(status))]
     if status.error is not None:
         parts.append(Text(status.error, "bold red"))
+    parts += [Text(doubt_line(doubt), "red") for doubt in status.traffic.doubts]
     if status.cuts:
         parts.append(Text("cut: " + "; ".join(status.cuts), "red"))
     if status.pending_events:

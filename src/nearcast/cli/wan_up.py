@@ -275,6 +275,8 @@ def _summarise(console: Console, last: WanStatus | None, recent: display.Recent,
         f"{summary['ended_by_themselves']} ended by themselves; {display.traffic_text(last)}",
         highlight=False,
     )
+    for doubt in last.traffic.doubts:
+        console.print(display.doubt_line(doubt), style="red")
     if options.output is not None:
         console.print(f"logs and data: {options.output}", highlight=False)
 

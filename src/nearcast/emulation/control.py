@@ -239,10 +239,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     unreachable: int = 0
     dropped: int = 0
-    """Dropped because the router itself had no room: results are not to be trusted."""
+    """Dropped because the router itself had no room or did not keep up: results are not to be trusted."""
 
     lateness_ms: float = 0.0
     """How much later than computed packets left the router, 99th percentile since the last look."""
+
+    doubts: tuple[str, ...] = ()
+    """Why what ran on this network should not be trusted, a sentence each."""
 
     connections: int = 0
     """Open relayed connections, in loopback mode."""

@@ -109,6 +109,7 @@ class NamespaceUnderlay:
             unreachable=seen.network.unreachable,
             dropped=seen.overflowed + seen.refused + seen.unfetched,
             lateness_ms=round(self._lateness_ms, 3),
+            doubts=tuple(seen.doubts()),
         )
 
     def reaped(self, process: int, code: int) -> bool:
