@@ -96,19 +96,23 @@ class SimulatedClient:
         self._attempts = Reconnection(BACKOFF, host.rng)
         self._connect_at = math.inf
         self._give_up_at = math.inf
+        self._accepted = False
+        self.machine, self._fresh = self._begin()
+
+    def _begin(self) -> tuple[ClientMachine, bool]:
+        """The machine to go on with, and whether it is a new one."""
+        workload = self.workload
         machine = workload.machine
-        if machine is None or self.client.clean_start:
-            machine = ClientMachine(settings_for(self.client))
-            workload.machine = machine
-            workload.unanswered = {}
-            workload.subscribed = False
-            self._fresh = True
-        else:
-            machine.lose(host.now, "the process ended")
+        if machine is not None and not self.client.clean_start:
+            machine.lose(self.host.now, "the process ended")
             machine.take()
             machine.take_events()
-            self._fresh = False
-        self.machine: ClientMachine = machine
+            return machine, False
+        machine = ClientMachine(settings_for(self.client))
+        workload.machine = machine
+        workload.unanswered = {}
+        workload.subscribed = False
+        return machine, True
 
     def start(self) -> None:
         self.host.observe(facts.ClientStarted(self.client.name, self._fresh))
@@ -144,6 +148,7 @@ class SimulatedClient:
 
     def _connect(self) -> None:
         self._connect_at = math.inf
+        self._accepted = False
         self._give_up_at = self.host.now + self.machine.settings.connect_timeout_seconds
         self.stream = self.host.connect(self.broker.index, self.client.port)
 
@@ -153,8 +158,11 @@ class SimulatedClient:
 
     def _hang_up(self) -> None:
         stream, self.stream = self.stream, None
-        if stream is not None:
+        if stream is not None and self._accepted:
             stream.close()
+        elif stream is not None:
+            # As the real one: a CONNECT that arrives after all must not take the session from the next attempt.
+            stream.reset()
 
     # --- the machine ----------------------------------------------------------------------------------------------------
 
@@ -178,6 +186,7 @@ class SimulatedClient:
                 else:
                     host.note(f"{name}: a subscription was refused")
             elif isinstance(event, Connected):
+                self._accepted = True
                 self._attempts.connected(host.now)
                 host.observe(facts.ClientConnected(name, event.session_present))
                 self._subscribe()
@@ -193,10 +202,12 @@ class SimulatedClient:
         self._write()
         if over:
             self._hang_up()
-            if again:
-                self._try_again()
-            else:
-                host.note(f"{name} does not try again")
+            if not again:
+                # The client is at its end, a session taken over for example; the application opens another one.
+                host.note(f"{name} begins anew")
+                self.machine, fresh = self._begin()
+                host.observe(facts.ClientStarted(name, fresh))
+            self._try_again()
 
     def _write(self) -> None:
         output = self.machine.take()
