@@ -270,8 +270,9 @@ def _summarise(console: Console, last: WanStatus | None, recent: display.Recent,
     if last is None:
         console.print("the WAN was taken down by another command" if recent.taken_down else "it ended before it was up")
         return
+    hosts, processes = _counted(len(last.hosts), "host", "hosts"), _counted(len(last.processes), "process", "processes")
     console.print(
-        f"WAN {last.name} was up for {last.uptime_s:.0f} s: {len(last.hosts)} hosts, {len(last.processes)} process(es), "
+        f"WAN {last.name} was up for {last.uptime_s:.0f} s: {hosts}, {processes}, "
         f"{summary['ended_by_themselves']} ended by themselves; {display.traffic_text(last)}",
         highlight=False,
     )
@@ -279,6 +280,10 @@ def _summarise(console: Console, last: WanStatus | None, recent: display.Recent,
         console.print(display.doubt_line(doubt), style="red")
     if options.output is not None:
         console.print(f"logs and data: {options.output}", highlight=False)
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def summary_of(last: WanStatus | None, recent: display.Recent) -> dict[str, Any]:
