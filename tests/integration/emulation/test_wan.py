@@ -17,7 +17,7 @@ from nearcast.emulation.wan import Happening, Wan, WanStatus
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
 from nearcast.scenario.events import ChangeLink, Crash, Event, Kill, Move, Pause
-from tests.integration.emulation.wans import MarkedWan, marked_wan, modes
+from tests.integration.emulation.wans import MarkedWan, marked_wan, modes, wait_until
 from tests.integration.tools import require
 
 pytestmark = pytest.mark.integration
@@ -225,7 +225,7 @@ def test_crash_and_start_of_a_host(use: Use) -> None:
     use(scenario)
 
 
-def test_commands_on_hosts(use: Use) -> None:
+def test_commands_on_hosts(use: Use, running: tuple[MarkedWan, str]) -> None:
     async def scenario(wan: Wan) -> None:
         done = await wan.run(
             "client",
@@ -251,20 +251,19 @@ def test_commands_on_hosts(use: Use) -> None:
         found = await wan.run("client", ["python", "-c", "import psutil; print(psutil.Process().name(), len(psutil.pids()))"])
         name, count = found.check().output.split()
         assert name.startswith("python")
-        assert int(count) < 20
+        assert int(count) < 20 or running[1] == "loopback"  # which may be without a PID namespace
 
     use(scenario)
 
 
-def test_a_cancelled_command_is_killed(use: Use) -> None:
+def test_a_cancelled_command_is_killed(use: Use, running: tuple[MarkedWan, str]) -> None:
     async def scenario(wan: Wan) -> None:
         with pytest.raises(TimeoutError):
             await wan.run("client", ["sleep", "977"], timeout_s=0.3)
-        async with asyncio.timeout(10):
-            while "sleep 977" in (await wan.run("client", ["ps", "ax"])).output:  # noqa: ASYNC110  # the kernel is asked
-                await asyncio.sleep(0.01)
+        await wan.status()
 
     use(scenario)
+    wait_until(lambda: not any(line.endswith("sleep 977") for line in running[0].programs()), "the program's end")
 
 
 def test_what_cannot_be_shown_is_said(use: Use, running: tuple[MarkedWan, str]) -> None:
