@@ -249,7 +249,7 @@ class Router:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "nearcast.emulation.router_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "nearcast.emulation.router_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *(host.tun_fd for host in hosts)],
                 start_new_session=True,  # Ctrl-C is for its user

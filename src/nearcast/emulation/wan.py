@@ -349,6 +349,7 @@ async def _launch(
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # what lies in the user's directory is not for us to import
                 "-m",
                 "nearcast.emulation.launcher",
                 str(directory.path),
