@@ -20,6 +20,7 @@ from nearcast.simulation.mqtt import Mqtt
 from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_events import MessageEvents
 from nearcast.simulation.runs import Outcome, simulate
+from tests.simulation.deployments import deployment
 
 #: How many seeds of each scenario the suite runs. By hand: thousands.
 SEEDS = 50
@@ -131,6 +132,11 @@ def test_what_is_promised_holds_under_random_faults(name: str) -> None:
     for seed in range(1, SEEDS + 1):
         delivered += run(CASES[name], seed).figures["delivered"]
     assert delivered > 50 * SEEDS, "the faults left something to look at"
+
+
+def test_what_is_promised_holds_in_random_deployments() -> None:
+    for number in range(1, 13):
+        run(deployment(number, settle_s=5.0), number)
 
 
 def test_without_faults_everything_arrives_once() -> None:
