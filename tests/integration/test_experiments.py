@@ -60,7 +60,7 @@ def test_ctrl_c_in_the_middle_of_the_wan_keeps_what_is_there(tmp_path: Path) -> 
     )
     try:
         deadline = time.monotonic() + 60
-        while not (folder / "load" / "start").exists():
+        while not (folder / "load/emulation/start").exists():
             assert process.poll() is None
             assert time.monotonic() < deadline, "the load never began"
             time.sleep(0.05)

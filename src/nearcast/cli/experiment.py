@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -56,7 +60,7 @@ def experiment(
     # Asked to end in any way, it ends as after Ctrl-C: processes are stopped, what is there is kept.
     signal.signal(signal.SIGTERM, _interrupt)
     messages = _console(sys.stderr)
-    with _Display(messages) as display:
+    with _results_only_on_stdout(), _Display(messages) as display:
         outcome = perform(
             chosen, parameters, folder, command=shlex.join(["nearcast", *sys.argv[1:]]), quick=quick, progress=display
         )
@@ -72,6 +76,20 @@ def experiment(
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(experiment)
+
+
+@contextlib.contextmanager
+def _results_only_on_stdout() -> Iterator[None]:
+    """While an experiment runs, whatever prints to stdout, be it a library or a process it starts, prints to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -186,6 +204,8 @@ def _escape(text: str) -> str:
 def _value(bar: Bar) -> str:
     if bar.value is None:
         return "not measured"
+    if not math.isfinite(bar.value):
+        return str(bar.value)
     if abs(bar.value) >= 1000 or bar.value == int(bar.value):
         return f"{bar.value:,.0f}"
     return f"{bar.value:.3g}"

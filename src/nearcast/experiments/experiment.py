@@ -45,8 +45,8 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_most: float | None = None
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value keeps to it; one that is missing or not a number does not."""
-        if value is None or math.isnan(value):
+        """Whether a value keeps to it; one that is missing, endless or not a number does not: JSON has no word for it."""
+        if value is None or not math.isfinite(value):
             return False
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 

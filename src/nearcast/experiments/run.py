@@ -102,8 +102,9 @@ class Run(Generic[P]):
         self._progress.advance(share)
 
     def figure(self, name: str, value: Any) -> None:
-        """Keep a figure: a number, text, or lists and dictionaries of them."""
-        self._outcome.figures[name] = value
+        """Keep a figure: a number, text, or lists and dictionaries of them. Anything else is a defect, found here and not when
+        everything is written at the end."""
+        self._outcome.figures[name] = msgspec.to_builtins(value, enc_hook=_plain, str_keys=True)
 
     def measured(self, bar: str, value: float | None) -> None:
         """Give a bar its value."""
@@ -121,6 +122,8 @@ class Run(Generic[P]):
     def keep(self, name: str, value: Any) -> Path:
         """Write data beside the figures, as JSON: a scenario, a trace."""
         path = self.folder / name
+        with _storage(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         _write_whole(path, msgspec.json.format(to_json(value)))
         return path
 
@@ -137,6 +140,13 @@ class Run(Generic[P]):
         if relative not in self._outcome.events:
             self._outcome.events.append(relative)
         return self.directory(relative)
+
+    def new_events(self, name: str) -> Path:
+        """The same for a runtime that fills it: nothing may be there yet, so that each part of a run has events of its own."""
+        directory = self.events(name)
+        if any(directory.iterdir()):
+            raise LocalProtocolError(f"events/{name} holds events already: give each part of a run a name of its own")
+        return directory
 
     @contextlib.contextmanager
     def plot(self, name: str, title: str, x: str, y: str) -> Iterator[Axes]:

@@ -6,13 +6,15 @@ of :mod:`nearcast.recording`. ``python -m nearcast.experiments.simulated SPEC`` 
 
 from __future__ import annotations
 
+import itertools
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
@@ -49,12 +51,24 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """While time passes in the world: without building it and its first hundredth."""
 
     events_per_cpu_second: float
+    pace: tuple[tuple[float, float], ...]
+    """Virtual seconds, and events per second of the clock since the entry before."""
+
     peak_bytes: int
     """Most memory that the process ever had, the interpreter included."""
 
     violation: Violation | None
     figures: dict[str, Any]
     network: dict[str, int]
+
+
+class _Mark(NamedTuple):
+    """How far it was at a moment."""
+
+    now_s: float
+    wall_s: float
+    cpu_s: float
+    events: int
 
 
 class _Line(msgspec.Struct):
@@ -69,12 +83,12 @@ def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str |
 
     A violated invariant is an error here: an experiment measures what works.
     """
-    directory = None if events is None else str(run.events(events).absolute())
+    directory = None if events is None else str(run.new_events(events).absolute())
     spec = SimulationSpec(scenario=scenario, seed=seed, events=directory, run=events or "simulation")
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "simulation.json"
         path.write_bytes(msgspec.json.encode(spec))
-        result = _child([sys.executable, "-m", "nearcast.experiments.simulated", str(path)], run)
+        result = _child([sys.executable, "-P", "-m", "nearcast.experiments.simulated", str(path)], run)
     if result.violation is not None:
         raise InvariantViolated(
             f"in the simulator, after {result.violation.at_s:.3f} s: {result.violation.message}", result.violation.hosts
@@ -84,10 +98,12 @@ def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str |
 
 def _child(command: list[str], run: Run[Any]) -> SimulationResult:
     result: SimulationResult | None = None
+    # It finds the modules that we find (a protocol of somebody's own), and none in the directory we happen to be in.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # What it says beside its answers goes to a file: a pipe that nobody reads would hold it up.
     with (
         tempfile.TemporaryFile() as words,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True) as process,  # noqa: S603
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True, env=environment) as process,  # noqa: S603
     ):
         try:
             if process.stdout is not None:
@@ -111,12 +127,12 @@ def main(path: str) -> int:
     """The child."""
     spec = msgspec.json.decode(Path(path).read_bytes(), type=SimulationSpec)
     end_s = spec.scenario.duration_s + spec.scenario.settle_s
-    marks: list[tuple[float, float, int]] = []
+    marks: list[_Mark] = []
     # A protocol of somebody's own may print; our answers go where they are expected.
     answers, sys.stdout = sys.stdout, sys.stderr
 
     def progress(now_s: float, events: int) -> None:
-        marks.append((time.perf_counter(), time.process_time(), events))
+        marks.append(_Mark(now_s, time.perf_counter(), time.process_time(), events))
         _say(answers, _Line(share=now_s / end_s))
 
     observers: list[Invariant] = []
@@ -131,14 +147,19 @@ def main(path: str) -> int:
     except NearcastError as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return 1
-    (first, first_cpu, first_events), (last, last_cpu, last_events) = (marks[0], marks[-1]) if marks else ((0, 0, 0),) * 2
+    first, last = (marks[0], marks[-1]) if marks else (_Mark(0.0, 0.0, 0.0, 0),) * 2
+    events = last.events - first.events
     result = SimulationResult(
         events=outcome.events,
         digest=outcome.digest,
         virtual_s=outcome.virtual_s,
         wall_s=round(outcome.wall_s, 3),
-        events_per_second=round((last_events - first_events) / max(1e-9, last - first), 1),
-        events_per_cpu_second=round((last_events - first_events) / max(1e-9, last_cpu - first_cpu), 1),
+        events_per_second=round(events / max(1e-9, last.wall_s - first.wall_s), 1),
+        events_per_cpu_second=round(events / max(1e-9, last.cpu_s - first.cpu_s), 1),
+        pace=tuple(
+            (round(later.now_s, 3), round((later.events - earlier.events) / max(1e-9, later.wall_s - earlier.wall_s), 1))
+            for earlier, later in itertools.pairwise(marks)
+        ),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         violation=outcome.violation,
         figures=outcome.figures,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from nearcast.experiments import plots
 from nearcast.experiments.experiment import Bar, Experiment, Parameters, at_least, at_most
 from nearcast.experiments.run import Run
 from nearcast.experiments.simulated import run_simulated
@@ -18,6 +19,8 @@ from nearcast.scenario.scenario import Scenario
 NODES = 10_000
 EVENTS_PER_SECOND = 200_000
 MEMORY_GB = 2.0
+WAITED = 0.8
+"""Below this share of the rate by processor time, others had the core too often not to say so."""
 
 
 class ScaleParameters(Parameters, frozen=True, kw_only=True):
@@ -39,9 +42,12 @@ class SimulatorScale(Experiment[ScaleParameters]):
 
     def bars(self, parameters: ScaleParameters) -> Sequence[Bar]:
         return [
-            at_least("events_per_core_second", EVENTS_PER_SECOND, "events per second of one core's time"),
+            at_least("events_per_second", EVENTS_PER_SECOND, "events that one core handles in a second of the clock"),
             at_most("peak_memory_gb", MEMORY_GB, "most memory of the simulator's process, interpreter included"),
         ]
+
+    def check(self, parameters: ScaleParameters) -> None:
+        plots.require()
 
     def run(self, run: Run[ScaleParameters]) -> None:
         parameters = run.parameters
@@ -50,16 +56,21 @@ class SimulatorScale(Experiment[ScaleParameters]):
         run.figure("nodes", nodes)
         if nodes < NODES:
             run.note(f"{nodes:,} nodes instead of {NODES:,}: the memory bar is about the full number")
+        run.keep("scenario.json", scenario)
         run.step(f"simulating {nodes:,} nodes for {parameters.duration_s:g} s of virtual time")
         result = run_simulated(run, scenario, parameters.seed)
-        # Of the core's time, not of the clock's: what others do on this machine meanwhile is not the simulator's.
-        run.measured("events_per_core_second", result.events_per_cpu_second)
-        run.figure("events_per_second", result.events_per_second)
-        if result.events_per_second < 0.8 * result.events_per_cpu_second:
+        run.measured("events_per_second", result.events_per_second)
+        # What it would be on a machine where nobody else is at work: to be read, not to be held to.
+        run.figure("events_per_cpu_second", result.events_per_cpu_second)
+        if result.events_per_second < WAITED * result.events_per_cpu_second:
             share = 1.0 - result.events_per_second / result.events_per_cpu_second
-            run.note(f"the simulator had no core for {share:.0%} of the time: by the clock it was slower accordingly")
+            run.note(f"the simulator had no core for {share:.0%} of the time: events per second are fewer accordingly")
         run.measured("peak_memory_gb", round(result.peak_bytes / 1e9, 3))
         run.figure("simulation", result)
+        with run.plot("pace", "Pace of the simulator", "virtual time (s)", "events per second") as axes:
+            axes.plot([moment_s for moment_s, _ in result.pace], [rate for _, rate in result.pace], label="by the clock")
+            axes.axhline(EVENTS_PER_SECOND, color="black", linestyle="--", linewidth=1, label="bar")
+            axes.set_ylim(bottom=0.0)
 
 
 def scaled(parameters: ScaleParameters) -> Scenario:

@@ -43,6 +43,17 @@ def test_json_is_one_object_with_parameters_figures_and_bars(capsys: pytest.Capt
     assert "plots/line.png" in err
 
 
+def test_whatever_prints_meanwhile_stdout_is_one_object(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capfd, f"{TOYS}:Talkative", "--json", "--out", str(tmp_path / "x"))
+    assert code == 1
+    assert [(bar["value"], bar["ok"]) for bar in json.loads(out)["bars"]] == [(None, False), (None, False)]
+    for line in ("said by a library", "said by a process", "missed: clients, rate_hz"):
+        assert line in err
+    code, out, err = run(capfd, f"{TOYS}:Talkative", "--out", str(tmp_path / "y"))
+    assert "said by" not in out
+    assert "nan" in out
+
+
 def test_a_missed_bar_is_said_plainly_and_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, f"{TOYS}:Toy", "--set", "clients=5", "--out", str(tmp_path / "x"))
     assert code == 1
@@ -95,7 +106,7 @@ def test_a_wrong_name_or_setting_is_one_line(capsys: pytest.CaptureFixture[str])
 def test_list_shows_every_experiment_with_its_bars(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "list")
     assert code == 0
-    for word in ("simulator-scale", "wan-accuracy", "agreement", "events_per_core_second", "≥ 200,000"):
+    for word in ("simulator-scale", "wan-accuracy", "agreement", "events_per_second", "≥ 200,000"):
         assert word in out
     code, out, _ = run(capsys, "list", "--json")
     listed = json.loads(out)

@@ -14,7 +14,7 @@ from nearcast.errors import ConfigError, LocalProtocolError, StorageUnavailable
 from nearcast.experiments import Bound, Experiment, at_least, at_most, effective_parameters, perform
 from nearcast.experiments.registry import EXPERIMENTS, everything, find
 from nearcast.experiments.run import default_folder
-from nearcast.recording import read_table
+from nearcast.recording import EventWriter, MessageEvent, read_table
 from tests.unit.experiments.toys import Failing, Forgetful, Impossible, Interrupted, Toy, ToyParameters
 
 
@@ -63,7 +63,7 @@ def test_bounds_have_a_direction() -> None:
     assert str(between) == "≥ 1 and ≤ 2"
 
 
-@pytest.mark.parametrize("value", [None, math.nan])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_a_value_that_is_none_holds_no_bound(value: float | None) -> None:
     assert not at_least("rate", -math.inf).measured(value).ok
 
@@ -113,6 +113,34 @@ def test_only_declared_bars_can_be_measured(tmp_path: Path) -> None:
 
     outcome = perform(Inventive(), ToyParameters(), tmp_path / "out")
     assert outcome.error == "toy declared no bar 'invented'"
+
+
+def test_a_figure_that_is_none_is_found_at_once_and_the_rest_is_kept(tmp_path: Path) -> None:
+    class Confused(Toy):
+        def run(self, run: Any) -> None:
+            super().run(run)
+            run.figure("object", object())
+
+    with pytest.raises(NotImplementedError, match="object has no place in figures"):
+        perform(Confused(), ToyParameters(), tmp_path / "out")
+    found = kept(tmp_path / "out")
+    assert found["error"].startswith("internal error")
+    assert [bar["ok"] for bar in found["bars"]] == [True, True]
+
+
+def test_parts_of_a_run_have_folders_and_events_of_their_own(tmp_path: Path) -> None:
+    class Sweeping(Toy):
+        def run(self, run: Any) -> None:
+            for size in (1, 2):
+                run.keep(f"sizes/{size}/scenario.json", {"size": size})
+                with EventWriter(run.new_events(f"sizes/{size}"), f"size {size}") as events:
+                    events.write(MessageEvent(kind="connected", at_ns=1, client="c"))
+            run.new_events("sizes/1")
+
+    outcome = perform(Sweeping(), ToyParameters(), tmp_path / "out")
+    assert outcome.error == "events/sizes/1 holds events already: give each part of a run a name of its own"
+    assert outcome.events == ["events/sizes/1", "events/sizes/2"]
+    assert (tmp_path / "out/sizes/2/scenario.json").exists()
 
 
 def test_an_interrupted_run_keeps_what_is_there_and_says_incomplete(tmp_path: Path) -> None:

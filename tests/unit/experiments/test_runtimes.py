@@ -12,7 +12,7 @@ from nearcast.emulation import namespaces
 from nearcast.errors import InvariantViolated, NearcastError
 from nearcast.experiments import Parameters, Run, perform
 from nearcast.experiments.agreement import AgreementParameters, scenario_of
-from nearcast.experiments.emulated import with_brokers
+from nearcast.experiments.emulated import run_emulated, with_brokers
 from nearcast.experiments.measures import measure
 from nearcast.experiments.simulated import run_simulated
 from nearcast.experiments.simulator_scale import ScaleParameters, SimulatorScale, scaled
@@ -87,6 +87,9 @@ def test_simulator_scale_measures_both_bars_and_says_when_it_is_too_small(tmp_pa
     assert all(bar.value is not None and bar.value > 0 for bar in outcome.bars)
     assert outcome.figures["nodes"] == 200
     assert any("200 nodes instead of 10,000" in note for note in outcome.notes)
+    assert outcome.figures["events_per_cpu_second"] > 0
+    assert (tmp_path / "out/scenario.json").exists()
+    assert outcome.plots == ["plots/pace.png"]
 
 
 def test_without_root_accuracy_is_not_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +109,23 @@ def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
     assert (durable.host, durable.ready.port) == ("broker-3", 1884)
     assert durable.command[-4:] == ("--data", "{data}", "--sync", "fsync")
     assert issubclass(ScaleParameters, Parameters)
+
+
+def test_a_run_may_use_the_emulated_wan_more_than_once(tmp_path: Path) -> None:
+    """The load of the second must not begin by the meeting of the first."""
+    scenario = msgspec.structs.replace(scenario_of(AgreementParameters(duration_s=0.5, publishers=1)), settle_s=0.5)
+
+    def twice(run: Run[ToyParameters]) -> list[float]:
+        found = [run_emulated(run, scenario, 1, events=events, mode="loopback") for events in ("first", "second")]
+        return [load.started_late_ms for result in found for load in result.loads.values()]
+
+    assert max(in_a_run(tmp_path, twice)) < 2_500, "the first began 3 s earlier at least"
+    for events in ("first", "second"):
+        assert measure(tmp_path / "out/events" / events, scenario).delivery.delivered > 0
+
+
+def test_the_simulator_imports_nothing_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
+    monkeypatch.chdir(tmp_path)
+    scenario = scaled(ScaleParameters(scale=0.005, duration_s=1.0))
+    assert in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 1)).events > 0

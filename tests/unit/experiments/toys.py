@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -54,6 +57,16 @@ class Interrupted(Toy):
         run.measured("clients", 1)
         run.step("waiting")
         signal.raise_signal(signal.SIGTERM if run.parameters.clients == 15 else signal.SIGINT)
+
+
+class Talkative(Toy):
+    """Prints, and so does a process it starts; measures what is no number."""
+
+    def run(self, run: Run[ToyParameters]) -> None:
+        sys.stdout.write("said by a library\n")
+        subprocess.run(["echo", "said by a process"], check=True)
+        run.measured("clients", math.nan)
+        run.measured("rate_hz", math.inf)
 
 
 class Failing(Toy):
