@@ -20,7 +20,7 @@ from rich.console import Console
 from nearcast.cli import wan_display as display
 from nearcast.cli import wan_exec
 from nearcast.emulation import directories
-from nearcast.emulation.control import Matrix, Mode
+from nearcast.emulation.control import Matrix, Mode, WanStatus
 from nearcast.emulation.wan import Signal, Wan
 from nearcast.errors import NearcastError
 from nearcast.scenario.assembly import build_network
@@ -90,7 +90,10 @@ def _print_json(value: Any) -> None:
 @app.command("up", rich_help_panel="Start and end")
 def up(
     topology: Annotated[
-        str, typer.Argument(help="A ready-made topology (`nearcast wan topologies`), or a file of one or of a scenario.")
+        str,
+        typer.Argument(
+            help="A topology or a scenario: ready-made (`nearcast wan topologies`, `nearcast simulate --list`) or a file."
+        ),
     ],
     command: Annotated[
         list[str] | None,
@@ -100,22 +103,37 @@ def up(
     name: Annotated[str | None, typer.Option("--name", "-n", help="What to call it; the topology's name by default.")] = None,
     loopback: Annotated[bool, typer.Option("--loopback", help="Delay connections on loopback: no root, less exact.")] = False,
     namespaces: Annotated[bool, typer.Option("--namespaces", help="Fail rather than fall back to loopback.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep logs and data in this directory.")] = None,
-    duration: Annotated[float | None, typer.Option("--duration", "-d", min=0.1, help="End after so many seconds.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of jitter, loss and random movement.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--out", "--output", "-o", help="Keep logs, data and recorded events here.", metavar="DIR")
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", "-d", min=0.1, help="Seconds until it ends; of a scenario, instead of its own."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Of jitter, loss, random movement and random faults.")] = 1,
     mobility: Annotated[Path | None, typer.Option("--mobility", help="Move hosts as this CSV trace says.")] = None,
     waypoint: Annotated[
-        float | None, typer.Option("--waypoint", min=0.1, metavar="M/S", help="Move hosts at random, at about this speed.")
+        float | None,
+        typer.Option(
+            "--waypoint",
+            min=0.1,
+            metavar="M/S",
+            help="Move hosts at random, at about this speed; without --duration for an hour.",
+        ),
     ] = None,
     moving: Annotated[
         list[str] | None, typer.Option("--moving", help="With --waypoint: who moves (`car-*`); may be repeated.")
     ] = None,
+    clients: Annotated[
+        bool, typer.Option("--clients/--no-clients", help="Start a scenario's clients; without, it runs until Ctrl-C.")
+    ] = True,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `nearcast wan down` ends it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per thing that happens, and a last one.")] = False,
 ) -> None:
-    """Start the hosts and processes of a topology, and keep them until Ctrl-C.
+    """Start the hosts and processes of a topology and keep them until Ctrl-C; or run a scenario, with its clients, to its end.
 
-    A scenario brings its brokers, events and movement along; its clients are run by experiments.
+    Of a scenario: brokers and clients start, events, movement and random faults happen, and a table tells what became of the
+    messages. The same file runs in virtual time with `nearcast simulate`.
 
     Example: nearcast wan up uav
     """
@@ -136,6 +154,7 @@ def up(
         trace=mobility,
         waypoint_mps=waypoint,
         moving=tuple(moving or ()),
+        clients=clients,
         detach=detach,
         as_json=as_json,
         base=_base(),
@@ -150,8 +169,14 @@ def down(
 ) -> None:
     """Take a WAN down: processes are asked to end, then all is removed."""
     names = [found.name for found in directories.running(_base())] if every else [wan]
+    problems = []
     for name in names:
-        _with(name, lambda running: running.down())
+        try:
+            _with(name, lambda running: running.down())
+        except NearcastError as error:
+            problems.append(str(error))
+    if problems:
+        raise NearcastError("; ".join(problems))
 
 
 @app.command("topologies", rich_help_panel="Start and end")
@@ -205,28 +230,35 @@ def _finite(value: float) -> float | None:
 def list_running(as_json: AsJson = False) -> None:
     """List the WANs of this user that are running."""
 
-    async def statuses() -> list[Any]:
-        found = []
+    async def statuses() -> list[tuple[str, WanStatus | None]]:
+        found: list[tuple[str, WanStatus | None]] = []
         for directory in directories.running(_base()):
-            async with Wan.connect(directory.name, base=_base()) as wan:
-                found.append(await wan.status())
+            try:
+                async with Wan.connect(directory.name, base=_base()) as wan:
+                    found.append((directory.name, await wan.status()))
+            except NearcastError:
+                found.append((directory.name, None))  # it has just begun, is ending, or hangs; the others are there
         return found
 
     running = _run(statuses())
     if as_json:
-        _print_json([{"name": one.name, "topology": one.topology, "mode": one.mode, "state": one.state} for one in running])
+        rows = [(name, one.topology, one.mode, one.state) if one else (name, None, None, "silent") for name, one in running]
+        _print_json([dict(zip(("name", "topology", "mode", "state"), row, strict=True)) for row in rows])
         return
     if not running:
         print("no WAN is running: start one with `nearcast wan up TOPOLOGY`")
-    for one in running:
-        print(f"{one.name}  {one.topology}, {one.mode}, {one.state} {one.uptime_s:.0f} s, {len(one.hosts)} hosts")
+    for name, one in running:
+        if one is None:
+            print(f"{name}  does not answer: it is being started or ended, or hangs")
+        else:
+            print(f"{name}  {one.topology}, {one.mode}, {one.state} {one.uptime_s:.0f} s, {len(one.hosts)} hosts")
 
 
 @app.command("status", rich_help_panel=LOOK)
 def status(name: Name = None, as_json: AsJson = False) -> None:
     """Show hosts, processes and traffic."""
 
-    async def look(wan: Wan) -> tuple[Any, Matrix]:
+    async def look(wan: Wan) -> tuple[WanStatus, Matrix]:
         return await wan.status(), await wan.matrix()
 
     now, matrix = _with(name, look)
@@ -237,6 +269,8 @@ def status(name: Name = None, as_json: AsJson = False) -> None:
     console.print(f"[bold]{now.name}[/bold] {now.topology}, {now.mode}, {now.state} {now.uptime_s:.0f} s")
     console.print(display.hosts_table(now, matrix))
     console.print(display.traffic_text(now), highlight=False)
+    if now.error is not None:
+        console.print(now.error, style="bold red", highlight=False)
     for doubt in now.traffic.doubts:
         console.print(display.doubt_line(doubt), style="red")
     for cut in now.cuts:

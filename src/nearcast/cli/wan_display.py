@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nearcast.emulation.control import Happening, Matrix, ProcessStatus, WanStatus
+
+Show = Callable[[Happening], None]
 
 #: Rows of hosts that a picture has at most; the rest is counted.
 MAX_ROWS = 40
@@ -107,7 +109,7 @@ def doubt_line(doubt: str) -> str:
     return f"do not trust this run: {doubt}"
 
 
-def picture(status: WanStatus, matrix: Matrix, happened: Sequence[Happening]) -> RenderableType:
+def picture(status: WanStatus, matrix: Matrix, happened: Sequence[Happening], progress: str | None = None) -> RenderableType:
     """Everything at a glance."""
     parts: list[RenderableType] = [hosts_table(status, matrix), Text(), Text(traffic_text(status))]
     if status.error is not None:
@@ -117,6 +119,8 @@ def picture(status: WanStatus, matrix: Matrix, happened: Sequence[Happening]) ->
         parts.append(Text("cut: " + "; ".join(status.cuts), "red"))
     if status.pending_events:
         parts.append(Text(f"{status.pending_events} events to come", "dim"))
+    if progress is not None:
+        parts.append(Text(progress, "bold"))
     parts.append(Text())
     parts += [happening_text(happening) for happening in list(happened)[-SHOWN_HAPPENINGS:]]
     title = f"[bold]{escape(status.name)}[/bold] {status.mode}, {status.state} {status.uptime_s:.0f} s"
@@ -153,6 +157,8 @@ class Recent:
     def __init__(self) -> None:
         self.happenings: deque[Happening] = deque(maxlen=100)
         self.counts: dict[str, int] = {}
+        self.progress: str | None = None
+        """How far the clients are."""
         self.taken_down = False
         """By somebody else."""
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +22,9 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from nearcast.cli import wan_clients
 from nearcast.cli import wan_display as display
+from nearcast.cli.wan_clients import ClientsResult
 from nearcast.cli.wan_exec import run_command
 from nearcast.emulation.control import Happening, Mode, WanStatus
 from nearcast.emulation.wan import Signal, Wan
@@ -30,7 +33,7 @@ from nearcast.scenario.events import Event
 from nearcast.scenario.files import load_scenario, load_topology, ready_scenarios
 from nearcast.scenario.mobility import moves
 from nearcast.scenario.movement import Trace, Waypoints
-from nearcast.scenario.timeline import timeline
+from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.topology import Topology
 
 REDRAW_SECONDS = 0.5
@@ -54,6 +57,7 @@ class UpOptions:
     trace: Path | None
     waypoint_mps: float | None
     moving: tuple[str, ...]
+    clients: bool
     detach: bool
     as_json: bool
     base: Path
@@ -65,7 +69,7 @@ def movement(topology: Topology, options: UpOptions) -> list[Event]:
     rng = Random(f"{options.seed}/mobility/0")
     found: list[Event] = []
     if options.trace is not None:
-        found += moves(topology, Trace(file=str(options.trace)), duration_s, rng)
+        found += moves(topology, Trace(file=str(options.trace)), options.duration_s or inf, rng)
     if options.waypoint_mps is not None:
         if not options.moving:
             raise NearcastError("say which hosts move: --moving 'car-*'")
@@ -77,61 +81,140 @@ def movement(topology: Topology, options: UpOptions) -> list[Event]:
     return found
 
 
-def description(options: UpOptions) -> tuple[Topology, list[Event]]:
-    """What to run, and what happens to it. A scenario brings its brokers, events, movement and random faults along."""
+@dataclass(frozen=True)
+class Description:
+    """What to run, and what happens to it."""
+
+    topology: Topology
+    events: list[Event]
+    scenario: Scenario | None = None
+    notes: tuple[str, ...] = ()
+    """What of the scenario a WAN cannot do."""
+
+
+def description(options: UpOptions) -> Description:
+    """What to run. A scenario brings its brokers, clients, events, movement and random faults along."""
     try:
         topology = load_topology(options.topology)
-        events: list[Event] = []
+        return Description(topology, movement(topology, options))
     except ConfigError as error:
         if options.topology not in ready_scenarios() and error.key != "topology":
             raise
-        from nearcast.experiments.emulated import with_brokers
+    from nearcast.experiments.emulated import happening, with_brokers
 
-        scenario = load_scenario(options.topology)
-        topology = with_brokers(scenario)
-        events = list(timeline(scenario, options.seed))
-    return topology, events + movement(topology, options)
+    scenario = load_scenario(options.topology)
+    if scenario.protocol != "mqtt":
+        raise NearcastError(
+            f"scenario {scenario.name} runs the protocol {scenario.protocol}, which exists in the simulator only: "
+            f"nearcast simulate {options.topology}"
+        )
+    if options.duration_s is not None:
+        scenario = msgspec.structs.replace(scenario, duration_s=options.duration_s)
+    topology = with_brokers(scenario)
+    events, notes = happening(scenario, options.seed)
+    return Description(topology, events + movement(topology, options), scenario, tuple(notes))
 
 
 async def bring_up(options: UpOptions) -> int:
     """Run a WAN to its end; returns the exit code."""
-    topology, events = description(options)
+    described = description(options)
+    topology, scenario = described.topology, described.scenario
     host = _command_host(topology, options)
+    with_clients = scenario is not None and bool(scenario.clients) and _clients_wanted(options)
+    if scenario is not None and scenario.clients and not with_clients:
+        sys.stderr.write(
+            f"nearcast: the clients of {scenario.name} are not started: `nearcast wan up {options.topology}` does\n"
+        )
     if options.detach:
-        return await _detached(topology, events, options)
+        return await _detached(described, options)
+    if with_clients:
+        wan_clients.check_output(options.output)
     console = Console(stderr=bool(options.command))
     stop = asyncio.Event()
     signals: asyncio.Queue[Signal] = asyncio.Queue()
     live = console.is_terminal and not options.as_json and not options.command
     recent = display.Recent()
+    show = _shower(console, recent, live=live, as_json=options.as_json, quiet=bool(options.command))
     last: WanStatus | None = None
+    result: ClientsResult | None = None
     code = 0
     with _signals(stop):
         async with (
             Wan.up(
                 topology,
-                name=options.name,
+                name=_wan_name(described, options),
                 mode=options.mode,
-                events=events,
+                # With clients, events happen at their time after the clients' beginning.
+                events=() if with_clients else described.events,
                 seed=options.seed,
                 output=options.output,
                 base=options.base,
                 wait=False,
             ) as wan,
-            _shown(wan, console, recent, live=live, as_json=options.as_json, quiet=bool(options.command)),
+            _shown(wan, console, recent, show, live=live),
         ):
             if not await _ready_or_stopped(wan, stop):
                 return 130
             if options.command and host is not None:
                 code = await run_command(wan, host, options.command, signals)
+            elif scenario is not None and with_clients:
+                result = await _with_clients(wan, described, scenario, options, stop, recent, show)
+                code = 0 if result is not None and result.complete else 130
             else:
                 code = await _wait(wan, stop, options.duration_s)
             try:
                 last = await wan.status()
             except EmulationError:
                 recent.taken_down = True
-    _summarise(console, last, recent, options)
+    _summarise(console, last, recent, options, result)
+    if scenario is not None and result is not None and not options.as_json:
+        wan_clients.print_result(console, scenario, result)
     return code
+
+
+def _clients_wanted(options: UpOptions) -> bool:
+    return options.clients and not options.command and not options.detach
+
+
+def _wan_name(described: Description, options: UpOptions) -> str | None:
+    """A scenario's WAN is called like the scenario."""
+    return options.name or (described.scenario.name[:40] if described.scenario is not None else None)
+
+
+async def _with_clients(
+    wan: Wan,
+    described: Description,
+    scenario: Scenario,
+    options: UpOptions,
+    stop: asyncio.Event,
+    recent: display.Recent,
+    show: display.Show,
+) -> ClientsResult | None:
+    """Run the clients; None when somebody takes the WAN down meanwhile."""
+    ended = asyncio.create_task(wan.ended(), name="ended")
+    running = asyncio.create_task(
+        wan_clients.run_clients(
+            wan,
+            scenario,
+            described.events,
+            described.notes,
+            seed=options.seed,
+            output=options.output,
+            stop=stop,
+            recent=recent,
+            show=show,
+        ),
+        name="clients",
+    )
+    try:
+        await asyncio.wait([ended, running], return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return None
+        return running.result()
+    finally:
+        for task in (ended, running):
+            task.cancel()
+        await asyncio.gather(ended, running, return_exceptions=True)
 
 
 def _command_host(topology: Topology, options: UpOptions) -> str | None:
@@ -146,14 +229,14 @@ def _command_host(topology: Topology, options: UpOptions) -> str | None:
     return options.host or names[0]
 
 
-async def _detached(topology: Topology, events: list[Event], options: UpOptions) -> int:
+async def _detached(described: Description, options: UpOptions) -> int:
     if options.command:
         raise NearcastError("--detach and a command exclude each other: use `nearcast wan exec` afterwards")
     name = await Wan.up_detached(
-        topology,
-        name=options.name,
+        described.topology,
+        name=_wan_name(described, options),
         mode=options.mode,
-        events=events,
+        events=described.events,
         seed=options.seed,
         output=options.output,
         base=options.base,
@@ -213,11 +296,8 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-@contextlib.asynccontextmanager
-async def _shown(
-    wan: Wan, console: Console, recent: display.Recent, *, live: bool, as_json: bool, quiet: bool
-) -> AsyncIterator[None]:
-    """What happens is shown meanwhile."""
+def _shower(console: Console, recent: display.Recent, *, live: bool, as_json: bool, quiet: bool) -> display.Show:
+    """How something that happens is shown."""
 
     def show(happening: Happening) -> None:
         if live and happening.kind in ("limit", "fallback"):
@@ -230,6 +310,13 @@ async def _shown(
             return  # the error line says the same
         elif not live and (not quiet or happening.kind in ("problem", "failed", "exited", "limit", "fallback")):
             print(display.happening_line(happening), file=sys.stderr if quiet else sys.stdout, flush=True)
+
+    return show
+
+
+@contextlib.asynccontextmanager
+async def _shown(wan: Wan, console: Console, recent: display.Recent, show: display.Show, *, live: bool) -> AsyncIterator[None]:
+    """What happens is shown meanwhile."""
 
     async def watch() -> None:
         async for happening in wan.watch():
@@ -254,18 +341,27 @@ async def _draw(wan: Wan, console: Console, recent: display.Recent) -> None:
         while True:
             try:
                 status, matrix = await wan.status(), await wan.matrix()
-                live.update(display.picture(status, matrix, list(recent.happenings)), refresh=True)
+                live.update(display.picture(status, matrix, list(recent.happenings), recent.progress), refresh=True)
             except EmulationError:
                 pass  # it is not there yet, or not any more
             await asyncio.sleep(REDRAW_SECONDS)
 
 
-def _summarise(console: Console, last: WanStatus | None, recent: display.Recent, options: UpOptions) -> None:
+def _summarise(
+    console: Console,
+    last: WanStatus | None,
+    recent: display.Recent,
+    options: UpOptions,
+    result: ClientsResult | None,
+) -> None:
     summary = summary_of(last, recent)
+    if result is not None:
+        summary["clients"] = result
     if options.as_json:
         print(msgspec.json.encode({"summary": summary}).decode())
         return
     if options.command:
+        _doubt(console, last)
         return
     if last is None:
         console.print("the WAN was taken down by another command" if recent.taken_down else "it ended before it was up")
@@ -276,10 +372,16 @@ def _summarise(console: Console, last: WanStatus | None, recent: display.Recent,
         f"{summary['ended_by_themselves']} ended by themselves; {display.traffic_text(last)}",
         highlight=False,
     )
-    for doubt in last.traffic.doubts:
-        console.print(display.doubt_line(doubt), style="red")
+    _doubt(console, last)
     if options.output is not None:
         console.print(f"logs and data: {options.output}", highlight=False)
+
+
+def _doubt(console: Console, last: WanStatus | None) -> None:
+    """What speaks against trusting the run."""
+    if last is not None:
+        for text in (*([last.error] if last.error is not None else []), *last.traffic.doubts):
+            console.print(display.doubt_line(text), style="red", highlight=False)
 
 
 def _counted(count: int, one: str, many: str) -> str:

@@ -7,21 +7,23 @@ where their events go. The scenario is the same that the simulator runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from nearcast.emulation.control import Mode
-from nearcast.emulation.wan import Wan, WanStatus
+from nearcast.emulation.wan import Signal, Wan, WanStatus
 from nearcast.errors import EmulationError
 from nearcast.experiments.run import Run
 from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
 from nearcast.load.tally import LoadSummary
-from nearcast.scenario.events import Event
+from nearcast.scenario.events import Crash, Event, FailDisk, Kill, Pause, SkewClock
 from nearcast.scenario.expansion import expand_brokers, expand_clients, topology_of
 from nearcast.scenario.scenario import Broker, Scenario
 from nearcast.scenario.timeline import timeline
@@ -65,6 +67,34 @@ def _broker(broker: Broker) -> Process:
     )
 
 
+class Listener(Protocol):
+    """Who is told how a load goes: a run of an experiment is one."""
+
+    def step(self, text: str) -> None:
+        """Another part of it begins."""
+
+    def advance(self, share: float) -> None:
+        """So much of this part is done, 0 to 1."""
+
+    def note(self, text: str) -> None:
+        """Something that qualifies the figures."""
+
+
+def happening(scenario: Scenario, seed: int) -> tuple[list[Event], list[str]]:
+    """What happens in a scenario (its topology loaded), and a line for each kind of it that only the simulator can do."""
+    found = timeline(scenario, seed)
+    left_out = Counter("wrong clocks" if isinstance(event, SkewClock) else "disk faults" for event in found if _virtual(event))
+    lines = [f"{count} {what} of the scenario are left out: only the simulator has them" for what, count in left_out.items()]
+    clients = {client.host for client in expand_clients(scenario)}
+    if any(isinstance(event, Kill | Crash | Pause) and event.host in clients for event in found):
+        lines.append("clients go on when their host is killed, crashed or paused; a crashed one is off the network meanwhile")
+    return [event for event in found if not _virtual(event)], lines
+
+
+def _virtual(event: Event) -> bool:
+    return isinstance(event, SkewClock | FailDisk)
+
+
 def run_emulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str, mode: Mode = "auto") -> EmulationResult:
     """Run a scenario (its topology loaded) in real time; ``events`` names the directory of recorded events.
 
@@ -74,68 +104,142 @@ def run_emulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str, m
 
 
 async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: Mode) -> EmulationResult:
-    hosts = list(dict.fromkeys(client.host for client in expand_clients(scenario)))
-    brokers = sorted({broker.host for broker in expand_brokers(scenario)})
-    directory = run.events(events)
-    specs = run.directory("load")
-    # What happens is decided here, once: the processes of the load only need to know who publishes what.
-    happening = timeline(scenario, seed)
-    loaded = msgspec.structs.replace(scenario, events=(), mobility=(), random_faults=None)
+    happens, left_out = happening(scenario, seed)
+    for line in left_out:
+        run.note(line)
+    # Of this part of the run alone: the meeting of an earlier one would begin the load at once.
+    recorded, directory = run.new_events(events), run.directory(f"load/{events}")
     # Named by this process, so that two experiments may run at the same time.
     name = f"{scenario.name[:24]}-{os.getpid()}"
-    async with Wan.up(with_brokers(scenario), mode=mode, seed=seed, output=run.directory("wan"), name=name) as wan:
-        run.step(f"{len(hosts)} load processes begin")
-        clock = SharedClock(clock_offset_ns())
-        spec = LoadSpec(
-            scenario=loaded,
-            run=events,
-            seed=seed,
-            meeting=str(specs.absolute()),
-            clock_offset_ns=clock.offset_ns,
-            events=str(directory.absolute()),
-        )
-        path = run.keep("load/spec.json", spec).absolute()
-        total_s = scenario.duration_s + scenario.settle_s
-        async with asyncio.TaskGroup() as group:
-            loads = {host: group.create_task(_load(wan, host, path, brokers, PATIENCE_S + total_s)) for host in hosts}
-            start_ns = await start_together(specs, hosts, clock)
-            run.step(f"{total_s:g} s on the emulated WAN")
-            group.create_task(_happen(wan, happening, clock, start_ns))
-            group.create_task(_advance(run, clock, start_ns, total_s))
+    async with Wan.up(with_brokers(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
+        summaries = await run_load(wan, scenario, happens, run, seed=seed, directory=directory, events=recorded)
         status = await wan.status()
-    summaries = {host: load.result() for host, load in loads.items()}
-    _doubt(run, summaries, status)
+    doubts(run, summaries, status)
+    for host, summary in summaries.items():
+        if not summary.complete:
+            raise EmulationError(f"the load on {host} was ended before the scenario was over")
     return EmulationResult(mode=status.mode, limits=status.limits, loads=summaries, status=status)
 
 
-async def _load(wan: Wan, host: str, spec: Path, brokers: list[str], expected_s: float) -> LoadSummary:
-    addresses = [word for broker in brokers for word in ("--address", f"{broker}={{{broker}}}")]
-    command = ["python", "-P", "-m", "nearcast.load", str(spec), "--host", host, *addresses]
-    try:
-        completed = await wan.run(host, command, timeout_s=expected_s + GRACE_S)
-    except TimeoutError:
-        raise EmulationError(f"the load on {host} did not end {GRACE_S:g} s after the scenario") from None
-    try:
-        return msgspec.json.decode(completed.output, type=LoadSummary)
-    except msgspec.DecodeError:
-        said = (completed.error.strip() or completed.output.strip() or "nothing").rpartition("\n")[2]
-        raise EmulationError(f"the load on {host} ended with exit code {completed.code}: {said}") from None
+async def run_load(
+    wan: Wan,
+    scenario: Scenario,
+    happens: Sequence[Event],
+    listener: Listener,
+    *,
+    seed: int,
+    directory: Path,
+    events: Path,
+    stop: asyncio.Event | None = None,
+) -> dict[str, LoadSummary]:
+    """Run a scenario's clients on a WAN that has its brokers, to the end or until ``stop``; summaries by host.
+
+    ``happens`` are the events that happen meanwhile. ``directory`` is where the load processes meet and leave their output,
+    ``events`` where they record; its last part is the name of the run.
+    """
+    hosts = list(dict.fromkeys(client.host for client in expand_clients(scenario)))
+    brokers = sorted({broker.host for broker in expand_brokers(scenario)})
+    clock = SharedClock(clock_offset_ns())
+    path = _write_spec(scenario, seed, clock, directory, events)
+    total_s = scenario.duration_s + scenario.settle_s
+    stop = stop or asyncio.Event()
+    listener.step(f"{len(hosts)} load processes begin")
+    async with asyncio.TaskGroup() as group:
+        loads = {host: group.create_task(_load(wan, host, path, brokers, PATIENCE_S + total_s, stop)) for host in hosts}
+        accompanying = group.create_task(_accompany(wan, hosts, directory, clock, happens, listener, total_s))
+        await asyncio.wait(loads.values())
+        accompanying.cancel()
+    return {host: summary for host, load in loads.items() if (summary := load.result()) is not None}
 
 
-async def _happen(wan: Wan, events: Sequence[Event], clock: SharedClock, start_ns: int) -> None:
-    """The scenario's events, moves and random faults, at their time after the load's beginning."""
-    for event in events:
-        await asyncio.sleep(max(0.0, (start_ns - clock.now_ns()) / 1e9 + event.at_s))
+def _write_spec(scenario: Scenario, seed: int, clock: SharedClock, directory: Path, events: Path) -> Path:
+    """What all load processes are told."""
+    spec = LoadSpec(
+        # What happens was decided by the caller, once: the load only needs to know who publishes what.
+        scenario=msgspec.structs.replace(scenario, events=(), mobility=(), random_faults=None),
+        run=events.name,
+        seed=seed,
+        meeting=str(directory.absolute()),
+        clock_offset_ns=clock.offset_ns,
+        events=str(events.absolute()),
+    )
+    path = directory.absolute() / "spec.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec)))
+    return path
+
+
+async def _accompany(
+    wan: Wan,
+    hosts: Sequence[str],
+    meeting: Path,
+    clock: SharedClock,
+    happens: Sequence[Event],
+    listener: Listener,
+    total_s: float,
+) -> None:
+    """Name the moment to begin at, let events happen at their time after it, and tell how far it is."""
+    start_ns = await start_together(meeting, hosts, clock)
+    listener.step(f"{total_s:g} s on the emulated WAN")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_advance(listener, clock, start_ns, total_s))
+        for event in happens:
+            await asyncio.sleep(max(0.0, (start_ns - clock.now_ns()) / 1e9 + event.at_s))
+            # Not waited for: a restart takes until the process is ready, and the next event has its own time.
+            group.create_task(_apply(wan, event, listener))
+
+
+async def _apply(wan: Wan, event: Event, listener: Listener) -> None:
+    try:
         await wan.apply(event)
+    except EmulationError as error:
+        listener.note(f"an event of the scenario at {event.at_s:g} s did not happen: {error}")
 
 
-async def _advance(run: Run[Any], clock: SharedClock, start_ns: int, total_s: float) -> None:
+async def _advance(listener: Listener, clock: SharedClock, start_ns: int, total_s: float) -> None:
     while (passed_s := (clock.now_ns() - start_ns) / 1e9) < total_s:
-        run.advance(max(0.0, passed_s / total_s))
+        listener.advance(max(0.0, passed_s / total_s))
         await asyncio.sleep(0.25)
 
 
-def _doubt(run: Run[Any], summaries: dict[str, LoadSummary], status: WanStatus) -> None:
+async def _load(
+    wan: Wan, host: str, spec: Path, brokers: list[str], expected_s: float, stop: asyncio.Event
+) -> LoadSummary | None:
+    """Run the load of one host; None when it was stopped before it could say anything."""
+    addresses = [word for broker in brokers for word in ("--address", f"{broker}={{{broker}}}")]
+    command = ["python", "-P", "-m", "nearcast.load", str(spec), "--host", host, *addresses]
+    signals: asyncio.Queue[Signal] = asyncio.Queue()
+    stopping = asyncio.create_task(_stop(stop, signals), name=f"stopping the load on {host}")
+    answers, complaints = spec.with_name(f"{host}.json"), spec.with_name(f"{host}.log")
+    try:
+        with _streams(answers, complaints) as streams:
+            async with asyncio.timeout(expected_s + GRACE_S):
+                code = await wan.execute(host, command, streams, signals=signals)
+    except TimeoutError:
+        raise EmulationError(f"the load on {host} did not end {GRACE_S:g} s after the scenario") from None
+    finally:
+        stopping.cancel()
+    try:
+        return msgspec.json.decode(answers.read_bytes(), type=LoadSummary)
+    except msgspec.DecodeError:
+        if stop.is_set():
+            return None
+        said = (complaints.read_text(errors="replace").strip() or "nothing").rpartition("\n")[2]
+        raise EmulationError(f"the load on {host} ended with exit code {code}: {said}") from None
+
+
+@contextlib.contextmanager
+def _streams(answers: Path, complaints: Path) -> Iterator[tuple[int, int, int]]:
+    """Nothing to read, and two files to write to."""
+    with open(os.devnull, "rb") as nothing, answers.open("wb") as output, complaints.open("wb") as error:
+        yield nothing.fileno(), output.fileno(), error.fileno()
+
+
+async def _stop(stop: asyncio.Event, signals: asyncio.Queue[Signal]) -> None:
+    await stop.wait()
+    signals.put_nowait("TERM")
+
+
+def doubts(run: Listener, summaries: dict[str, LoadSummary], status: WanStatus) -> None:
     """What makes the figures of a run on the WAN questionable."""
     for limit in status.limits:
         run.note(f"{status.mode} mode: {limit}")

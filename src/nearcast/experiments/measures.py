@@ -1,7 +1,7 @@
 """Latency, loss and duplicates from recorded events, for runs that fit in memory. The evaluation of large ones is Spark's.
 
 What should have arrived is known from the scenario: every message of a stream at every subscriber of the same broker whose
-filter matches its topic. That holds for brokers that are not linked.
+filter matches its topic and who had subscribed when it was sent. That holds for brokers that are not linked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     published: int
     acknowledged: int
     expected: int
-    """Deliveries that should have been: messages times their subscribers."""
+    """Deliveries that should have been: messages times those who had subscribed when they were sent."""
 
     delivered: int
     lost: int
@@ -56,6 +56,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     latencies_ms: dict[Pair, npt.NDArray[np.float64]]
     """By pair, in the order of sending."""
 
+    lost: dict[str, int]
+    """Expected deliveries that never were, by subscriber."""
+
 
 def expected_pairs(scenario: Scenario) -> dict[Pair, set[int]]:
     """Who gets which streams of whom."""
@@ -73,18 +76,32 @@ def expected_pairs(scenario: Scenario) -> dict[Pair, set[int]]:
 def measure(events: Path, scenario: Scenario) -> Measured:
     """Evaluate the events in a directory."""
     pairs = expected_pairs(scenario)
-    columns = ("kind", "message_id", "publisher", "subscriber", "stream", "sent_ns", "received_ns", "retained")
+    columns = (
+        "kind",
+        "at_ns",
+        "client",
+        "message_id",
+        "publisher",
+        "subscriber",
+        "stream",
+        "sent_ns",
+        "received_ns",
+        "retained",
+    )
     rows = zip(*(read_table(events, columns).column(name).to_pylist() for name in columns), strict=True)
-    published: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    published: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
+    subscribed_ns: dict[str, int] = {}
     acknowledged = 0
     seen: Counter[tuple[Pair, int]] = Counter()
     latencies: dict[Pair, list[tuple[int, float]]] = defaultdict(list)
     unexpected = 0
-    for kind, identity, publisher, subscriber, stream, sent_ns, received_ns, retained in rows:
+    for kind, at_ns, client, identity, publisher, subscriber, stream, sent_ns, received_ns, retained in rows:
         if kind == "published":
-            published[publisher].add((stream, identity))
+            published[publisher].add((stream, identity, sent_ns))
         elif kind == "acknowledged":
             acknowledged += 1
+        elif kind == "subscribed":
+            subscribed_ns[client] = min(at_ns, subscribed_ns.get(client, at_ns))
         elif kind == "delivered":
             pair = Pair(publisher, subscriber)
             if stream not in pairs.get(pair, ()):
@@ -96,17 +113,20 @@ def measure(events: Path, scenario: Scenario) -> Measured:
     expected = {
         (pair, identity)
         for pair, streams in pairs.items()
-        for stream, identity in published[pair.publisher]
-        if stream in streams
+        for stream, identity, sent_ns in published[pair.publisher]
+        # One who never managed to subscribe has lost everything.
+        if stream in streams and sent_ns >= subscribed_ns.get(pair.subscriber, sent_ns)
     }
+    lost = expected - seen.keys()
     delivery = Delivery(
         published=sum(map(len, published.values())),
         acknowledged=acknowledged,
         expected=len(expected),
         delivered=seen.total(),
-        lost=len(expected - seen.keys()),
+        lost=len(lost),
         duplicated=seen.total() - len(seen),
         unexpected=unexpected,
     )
     ordered = {pair: np.array([latency for _, latency in sorted(values)]) for pair, values in latencies.items()}
-    return Measured(delivery=delivery, latencies_ms=ordered)
+    by_subscriber = Counter(pair.subscriber for pair, _ in lost)
+    return Measured(delivery=delivery, latencies_ms=ordered, lost=dict(by_subscriber))
