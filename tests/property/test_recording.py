@@ -13,7 +13,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=30)
 EVENTS = st.builds(
     MessageEvent,
-    kind=st.sampled_from(["connected", "disconnected", "skipped", "refused"]),
+    kind=st.sampled_from(["connected", "disconnected", "unconnected", "refused"]),
     at_ns=NUMBERS,
     client=TEXT,
     message_id=st.none() | NUMBERS,

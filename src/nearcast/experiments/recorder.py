@@ -6,6 +6,7 @@ from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
 from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.identity import decode_identity, publisher_number
 from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.workload import Subscribing
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
@@ -18,6 +19,7 @@ class Recorder(Invariant):
         self._writer = writer
         clients = expand_clients(scenario)
         self._brokers = {client.name: (client.broker,) for client in clients}
+        self._subscriptions = {client.name: client.subscribe for client in clients}
         self._streams = {
             publisher_number(client.name, stream): (client.name, stream)
             for client in clients
@@ -39,7 +41,8 @@ class Recorder(Invariant):
         elif isinstance(fact, facts.ClientConnected):
             self._connection("connected", fact.client, at_ns)
         elif isinstance(fact, facts.Subscribed):
-            self._connection("subscribed", fact.client, at_ns)
+            for wanted in self._subscriptions[fact.client]:
+                self._connection("subscribed", fact.client, at_ns, wanted=wanted)
         elif isinstance(fact, facts.ClientDisconnected):
             self._connection("disconnected", fact.client, at_ns, fact.reason)
 
@@ -89,5 +92,17 @@ class Recorder(Invariant):
             )
         )
 
-    def _connection(self, kind: Kind, client: str, at_ns: int, reason: str | None = None) -> None:
-        self._writer.write(MessageEvent(kind=kind, at_ns=at_ns, client=client, path=self._brokers[client], reason=reason))
+    def _connection(
+        self, kind: Kind, client: str, at_ns: int, reason: str | None = None, wanted: Subscribing | None = None
+    ) -> None:
+        self._writer.write(
+            MessageEvent(
+                kind=kind,
+                at_ns=at_ns,
+                client=client,
+                topic=None if wanted is None else wanted.filter,
+                qos=None if wanted is None else wanted.qos,
+                path=self._brokers[client],
+                reason=reason,
+            )
+        )

@@ -23,7 +23,8 @@ from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.identity import decode_identity, publisher_number
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Scenario
-from nearcast.scenario.schedule import Schedule
+from nearcast.scenario.schedule import publication_times
+from nearcast.scenario.workload import Subscribing
 
 CONNECTING_AT_ONCE = 100
 """Connections being opened at the same time: a thousand SYNs at once overflow a listener's queue, and cost a second each."""
@@ -154,12 +155,9 @@ class _Load:
     def _client(self, description: expansion.Client, start_ns: int, connecting: asyncio.Semaphore) -> LoadClient:
         address = self._spec.addresses.get(description.broker, description.broker)
         url = f"mqtt://{address}" if ":" in address else f"mqtt://{address}:{description.port}"
-        seed = f"{self._spec.seed}/{description.name}"
-        dues = [
-            iter(Schedule(publishing, description.start_s, description.stop_s, random.Random(f"{seed}/{stream}")))
-            for stream, publishing in enumerate(description.publish)
-        ]
-        rng = random.Random(f"{seed}/load")
+        seed = self._spec.seed
+        dues = [iter(publication_times(description, stream, seed)) for stream in range(len(description.publish))]
+        rng = random.Random(f"{seed}/{description.name}/load")
         return LoadClient(description, url, dues, start_ns, self._clock, self, rng, connecting)
 
     def _require_descriptors(self, clients: int) -> None:
@@ -274,7 +272,8 @@ class _Load:
         self._record_connection("connected", client, None)
 
     def subscribed(self, client: expansion.Client) -> None:
-        self._record_connection("subscribed", client, None)
+        for wanted in client.subscribe:
+            self._record_connection("subscribed", client, None, wanted)
 
     def disconnected(self, client: expansion.Client, reason: str) -> None:
         if not self._ending:
@@ -309,8 +308,19 @@ class _Load:
             )
         )
 
-    def _record_connection(self, kind: Kind, client: expansion.Client, reason: str | None) -> None:
-        if self._events is not None:
-            self._record(
-                MessageEvent(kind=kind, at_ns=self._clock.now_ns(), client=client.name, path=(client.broker,), reason=reason)
+    def _record_connection(
+        self, kind: Kind, client: expansion.Client, reason: str | None, wanted: Subscribing | None = None
+    ) -> None:
+        if self._events is None:
+            return
+        self._record(
+            MessageEvent(
+                kind=kind,
+                at_ns=self._clock.now_ns(),
+                client=client.name,
+                topic=None if wanted is None else wanted.filter,
+                qos=None if wanted is None else wanted.qos,
+                path=(client.broker,),
+                reason=reason,
             )
+        )

@@ -62,8 +62,8 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that a subscriber had already."""
 
     lost: int
-    """Messages missing between the first and the last that a subscriber had of a stream. What is missing after the last shows
-    only in comparison with the publishers' records."""
+    """Messages missing between the first and the last that a subscriber had of a stream, also because their publisher skipped
+    them: a subscriber cannot know. What is missing after the last shows only in comparison with the publishers' records."""
 
     dropped: int
     """QoS 0 messages that a client of ours could not take in time: then this process was the bottleneck."""

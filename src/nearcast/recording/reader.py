@@ -124,6 +124,8 @@ def _contradictions(table: Any) -> Iterator[str]:
     required = {
         "published": ("message_id", "topic", "publisher", "sent_ns", "qos", "size_bytes"),
         "acknowledged": ("message_id", "publisher", "sent_ns"),
+        "skipped": ("message_id", "publisher", "due_ns", "reason"),
+        "subscribed": ("topic",),
         "delivered": ("message_id", "topic", "publisher", "subscriber", "sent_ns", "received_ns", "qos", "size_bytes"),
     }
     for kind, names in required.items():

@@ -3,7 +3,8 @@
 Events are collected in small batches, turned into columns by the caller's thread (half a millisecond at a time, so that a
 client being measured is not held up) and written by a thread of the writer's own. A file under construction has a name that
 readers and Spark pass over (it begins with a dot); it gets its final name when it is complete and flushed to disk. Files end
-after ``seconds_per_file``, so a killed process loses the events of that long at most, and nothing that was there before.
+after ``seconds_per_file``, so a killed process loses the events of that long at most (and what was not flushed yet, see
+:meth:`EventWriter.flush`), and nothing that was there before.
 
 What is not on disk yet is bounded. When the disk does not keep up, :meth:`EventWriter.write` waits, because an event that is
 dropped would count as a lost message later; ``stalled_s`` says for how long. A disk that fails is an error of the next call.
@@ -134,9 +135,9 @@ class EventWriter:
                         files.finish()
                     else:
                         files.add(batch)
-                except OSError as error:
-                    files.abandon()
+                except Exception as error:  # noqa: BLE001  # the edge of the thread: without it, whoever writes waits for ever
                     self._failure = _unavailable(self.directory, error)
+                    files.abandon()
             if batch is None:
                 return
 
@@ -198,7 +199,7 @@ class _Files:
             try:
                 if part is not None:
                     part.close()
-            except OSError:
+            except Exception:  # noqa: BLE001, S110
                 pass  # it is what failed
         self._writer = None
         self._waiting = []
@@ -222,6 +223,6 @@ class _Files:
             self._writer.write_table(arrow().Table.from_batches(batches, self._schema), row_group_size=ROW_GROUP_ROWS)
 
 
-def _unavailable(directory: Path, error: OSError) -> StorageUnavailable:
-    reason = error.strerror or str(error)
+def _unavailable(directory: Path, error: Exception) -> StorageUnavailable:
+    reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split()) or repr(error)
     return StorageUnavailable(str(directory), f"events cannot be recorded: {reason}; make room or record elsewhere")

@@ -18,7 +18,7 @@ from nearcast.scenario.workload import Publishing
 def publication_times(client: Client, stream: int, seed: int) -> Schedule:
     """The moments of one stream (a position in ``client.publish``) of a client. They depend on nothing but the seed, the
     client's name and the stream: in the simulator and on the emulated WAN a client publishes at the same moments."""
-    rng = Random(f"{seed}/{client.name}/{stream}/schedule")
+    rng = Random(f"{seed}/{client.name}/{stream}")
     return Schedule(client.publish[stream], client.start_s, client.stop_s, rng)
 
 

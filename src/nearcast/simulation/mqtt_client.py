@@ -12,7 +12,6 @@ waits at QoS 1 and 2, up to a bound. What it does when its process ends is a cho
 from __future__ import annotations
 
 import math
-import random
 from typing import Final
 
 from nearcast.errors import LocalProtocolError
@@ -31,7 +30,7 @@ from nearcast.mqtt.client_reconnection import Backoff, Reconnection, is_final, i
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Publish, SubscriptionRequest
 from nearcast.scenario.expansion import Client
 from nearcast.scenario.identity import Identity, encode_identity, publisher_number
-from nearcast.scenario.schedule import Schedule
+from nearcast.scenario.schedule import publication_times
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.streams import Stream
@@ -71,10 +70,7 @@ class Workload:
     def __init__(self, client: Client, seed: int) -> None:
         self.client = client
         self.numbers = [publisher_number(client.name, stream) for stream in range(len(client.publish))]
-        self.schedules = [
-            Schedule(publishing, client.start_s, client.stop_s, random.Random(f"{seed}/{client.name}/{stream}"))
-            for stream, publishing in enumerate(client.publish)
-        ]
+        self.schedules = [publication_times(client, stream, seed) for stream in range(len(client.publish))]
         self.machine: ClientMachine | None = None
         self.unanswered: dict[int, facts.Message] = {}
         self.subscribed = False

@@ -171,6 +171,24 @@ def test_a_full_disk_is_an_error_of_the_next_call_and_leaves_no_half_file(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_whatever_fails_in_the_writing_thread_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(writer, "QUEUED_BATCHES", 1)
+    monkeypatch.setattr(os, "fsync", broken)
+    events = EventWriter(tmp_path, "r", rows_per_file=1)
+
+    def write_on() -> None:
+        for number in range(100):
+            events.write(published(number))
+            events.flush()
+        events.close()
+
+    with pytest.raises(StorageUnavailable, match=r"events cannot be recorded: MemoryError\(\)"):
+        write_on()
+
+
 def test_a_writer_waits_when_the_disk_does_not_keep_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "QUEUED_BATCHES", 1)
     flush = os.fsync
