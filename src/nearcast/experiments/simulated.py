@@ -7,7 +7,6 @@ of :mod:`nearcast.recording`. ``python -m nearcast.experiments.simulated SPEC`` 
 from __future__ import annotations
 
 import itertools
-import os
 import resource
 import subprocess
 import sys
@@ -36,6 +35,8 @@ class SimulationSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     events: str | None = None
     run: str = "simulation"
+    search_path: tuple[str, ...] = ()
+    """Where to look for a protocol of somebody's own, after everything else: where we would find it."""
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,9 @@ def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str |
     A violated invariant is an error here: an experiment measures what works.
     """
     directory = None if events is None else str(run.new_events(events).absolute())
-    spec = SimulationSpec(scenario=scenario, seed=seed, events=directory, run=events or "simulation")
+    spec = SimulationSpec(
+        scenario=scenario, seed=seed, events=directory, run=events or "simulation", search_path=tuple(sys.path)
+    )
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "simulation.json"
         path.write_bytes(msgspec.json.encode(spec))
@@ -98,12 +101,10 @@ def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str |
 
 def _child(command: list[str], run: Run[Any]) -> SimulationResult:
     result: SimulationResult | None = None
-    # It finds the modules that we find (a protocol of somebody's own), and none in the directory we happen to be in.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # What it says beside its answers goes to a file: a pipe that nobody reads would hold it up.
     with (
         tempfile.TemporaryFile() as words,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True, env=environment) as process,  # noqa: S603
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True) as process,  # noqa: S603
     ):
         try:
             if process.stdout is not None:
@@ -126,6 +127,7 @@ def _child(command: list[str], run: Run[Any]) -> SimulationResult:
 def main(path: str) -> int:
     """The child."""
     spec = msgspec.json.decode(Path(path).read_bytes(), type=SimulationSpec)
+    sys.path += [place for place in spec.search_path if place not in sys.path]
     end_s = spec.scenario.duration_s + spec.scenario.settle_s
     marks: list[_Mark] = []
     # A protocol of somebody's own may print; our answers go where they are expected.
