@@ -102,7 +102,7 @@ class Document:
         key = key_of(steps)
         if message.startswith("Object contains unknown field"):
             known = _fields_of(self._type_at(steps[:-1], kind))
-            near = difflib.get_close_matches(str(steps[-1]), known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(steps[-1]), known, n=1, cutoff=0.6)
             hint = f"; did you mean `{near[0]}`?" if near else f"; known here: {', '.join(known)}"
             message = f"unknown key `{key}`{hint}"
         elif message.startswith("Object missing required field"):
@@ -114,7 +114,7 @@ class Document:
         else:
             # msgspec speaks of JSON; TOML's word is table, and it has no null.
             told = re.sub(r"\bobject\b", "table", message[0].lower() + message[1:]).replace(" | null`", "`")
-            message = f"`{key}`: {told}" if key else told
+            message = f"`{key}`: {told}{_brackets(told, steps)}" if key else told
         return self.refusal(steps, message)
 
     def _culprit(self, steps: Steps, kind: Any) -> Steps:
@@ -174,6 +174,16 @@ class Document:
 
 def _one_of(choices: list[str]) -> str:
     return f": one of {', '.join(choices)}" if choices else ""
+
+
+def _brackets(told: str, steps: Steps) -> str:
+    """What to write instead, where TOML's brackets are what went wrong."""
+    header = ".".join(step for step in steps if isinstance(step, str))
+    if told == "expected `array`, got `table`":
+        return f"; write [[{header}]], with two brackets, above each entry, or put the entry into [ ]"
+    if told == "expected `table`, got `array`":
+        return f"; there is only one: write [{header}], with single brackets, above it"
+    return '; write a list: ["one", "another"]' if told == "expected `array`, got `str`" else ""
 
 
 def _is_struct(kind: Any) -> bool:

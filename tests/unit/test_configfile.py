@@ -64,6 +64,10 @@ def refused(text: str) -> ConfigError:
         ("[maybe]\npair = [1]", 2, "maybe.pair", "length 2"),
         ("[words]\na = 'b'\nc = 1", 3, "words.c", "expected `str`"),
         ("shapes = 1", 1, "shapes", "expected `array`"),
+        ("[shapes]\nkind = 'circle'", 1, "shapes", "write [[shapes]], with two brackets"),
+        ("[[maybe]]\ndepth = 1", 1, "maybe", "write [maybe], with single brackets"),
+        ("[maybe]\npair = 'x'", 2, "maybe.pair", 'write a list: ["one", "another"]'),
+        ("[[shapes]]\nkind = 'square'\nwidth = 1", 3, "shapes[0].width", "known here: kind, side, colour"),
         ("[other]\na = 1", 1, "other", "unknown key `other`"),
     ],
 )

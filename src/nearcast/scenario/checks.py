@@ -164,6 +164,9 @@ def scenario_problems(scenario: Scenario, topology: Topology) -> Iterator[Proble
                 yield _problem(("mobility", position, "sites", index), message)
         for index, pattern in enumerate(mobility.hosts if isinstance(mobility, Waypoints) else ()):
             yield from hosts.some(pattern, ("mobility", position, "hosts", index))
+        if isinstance(mobility, Waypoints) and not mobility.sites and len(located) < 2:
+            message = f"needs two sites with a city or coordinates at least, and {topology.name} has {len(located)}"
+            yield _problem(("mobility", position), message)
     faults = scenario.random_faults
     if faults is not None:
         for position, pattern in enumerate(faults.hosts):

@@ -249,6 +249,7 @@ def test_topologies_are_refused_by_line_and_key(tmp_path: Path, text: str, line:
         ("[random_faults]\nkills_per_minute = -1", 4, "random_faults.kills_per_minute", "between 0 and"),
         ("[random_faults]\nquiet_s = 60", 4, "random_faults.quiet_s", "no time is left for faults"),
         ("[[mobility]]\nkind = 'waypoints'\nhosts = ['bus*']", 5, "mobility[0].hosts[0]", "no host begins with 'bus'"),
+        ("[[mobility]]\nkind = 'waypoints'\nhosts = ['car*']", 3, "mobility[0]", "needs two sites with a city or coordinates"),
         ("[[mobility]]\nkind = 'waypoints'\nhosts = ['car*']\nsites = ['a']", 6, "mobility[0].sites[0]", "a has no city"),
         ("[[mobility]]\nkind = 'trace'\nfile = 'x'\nsites = ['q']", 6, "mobility[0].sites[0]", "no site 'q'"),
         ("duration_s = 0", 3, "duration_s", "above 0"),
