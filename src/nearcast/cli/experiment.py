@@ -36,15 +36,16 @@ INTERRUPTED = 130
 def experiment(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment, or `list` for all there are.")],
     scale: Annotated[float | None, typer.Option(help="Size, as a multiple of the published one.")] = None,
-    duration: Annotated[float | None, typer.Option(metavar="S", help="Seconds to measure.")] = None,
-    seed: Annotated[int | None, typer.Option(help="All that is random follows from it (default 1).")] = None,
+    duration: Annotated[float | None, typer.Option("--duration", "-d", metavar="S", help="Seconds to measure.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", "-s", help="All that is random follows from it (default 1).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of this experiment. Repeatable.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Reduced: ends within 60 seconds.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to keep everything (default experiments/NAME-<time>).")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Where to keep everything (default experiments/NAME-<time>)."),
     ] = None,
 ) -> None:
     """Run an experiment and hold it to its bars; exit code 1 when it misses one.
@@ -75,7 +76,7 @@ def experiment(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(experiment)
+    app.command(no_args_is_help=True)(experiment)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,9 @@ def simulate_command(
         notice = compiled.notice()
         if notice is not None and errors.is_terminal:
             errors.print(Text(f"nearcast: {notice}", style="dim"))
+    began = time.perf_counter()
     outcomes = _run(request, range(seed, seed + seeds), jobs, verify, trace, console, errors)
+    elapsed_s = time.perf_counter() - began
     failed = [outcome for outcome in outcomes if not outcome.ok]
     explained = None
     if failed:
@@ -105,7 +108,7 @@ def simulate_command(
     if as_json:
         print(json.dumps(_as_json(request, outcomes, explained)))
     else:
-        _summarise(request, console, outcomes)
+        _summarise(request, console, outcomes, elapsed_s)
         if explained is not None:
             _show_failure(request, console, explained, failed, shrinking)
     if failed:
@@ -202,10 +205,11 @@ def _numbers(only: str | None) -> tuple[int, ...] | None:
 # -- showing ---------------------------------------------------------------------------------------------------------------
 
 
-def _summarise(request: _Request, console: Console, outcomes: list[Outcome]) -> None:
+def _summarise(request: _Request, console: Console, outcomes: list[Outcome], elapsed_s: float) -> None:
     failed = sum(not outcome.ok for outcome in outcomes)
     events = sum(outcome.events for outcome in outcomes)
-    wall_s = sum(outcome.wall_s for outcome in outcomes)
+    # Several seeds run side by side: their own times would add up to more than anybody waited.
+    wall_s = outcomes[0].wall_s if len(outcomes) == 1 else elapsed_s
     virtual_s = sum(outcome.virtual_s for outcome in outcomes)
     word = Text("failed", style="bold red") if failed else Text("ok", style="bold green")
     which = f"seed {outcomes[0].seed}" if len(outcomes) == 1 else f"seeds {outcomes[0].seed} to {outcomes[-1].seed}"

@@ -16,6 +16,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from nearcast.cli import wan_display as display
 from nearcast.cli import wan_exec
@@ -26,6 +28,7 @@ from nearcast.errors import NearcastError
 from nearcast.scenario.assembly import build_network
 from nearcast.scenario.events import Crash
 from nearcast.scenario.files import load_topology, ready_topologies
+from nearcast.scenario.topology import Topology
 
 Result = TypeVar("Result")
 
@@ -38,11 +41,11 @@ PROCESSES = "Processes"
 Name = Annotated[
     str | None, typer.Option("--name", "-n", envvar="NEARCAST_WAN", help="Which WAN; not needed while only one is running.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 For = Annotated[float | None, typer.Option("--for", min=0.001, metavar="SECONDS", help="Undo it after so many seconds.")]
 OneWay = Annotated[bool, typer.Option("--one-way", help="Only from the first to the second.")]
 Target = Annotated[str, typer.Argument(help="A process, or a host for all of its processes.")]
-TopologyName = Annotated[str, typer.Argument(help="A ready-made topology, or a file.", metavar="TOPOLOGY")]
+TopologyName = Annotated[str, typer.Argument(help="A topology or a scenario: ready-made, or a file.", metavar="TOPOLOGY")]
 
 Latency = Annotated[float | None, typer.Option("--latency", "-l", min=0.0, metavar="MS", help="One way, in milliseconds.")]
 Jitter = Annotated[
@@ -186,31 +189,38 @@ def topologies(as_json: AsJson = False) -> None:
     if as_json:
         _print_json([{"name": one.name, "description": one.description.strip(), "hosts": one.host_names()} for one in found])
         return
-    console = Console()
+    table = Table("topology", "what", box=None)
     for one in found:
         summary = " ".join(one.description.split()).partition(". ")[0].rstrip(".")
-        console.print(f"[bold]{one.name:8}[/bold] {len(one.host_names())} hosts at {len(one.sites)} sites. {summary}.")
+        table.add_row(Text(one.name, style="bold"), f"{len(one.host_names())} hosts at {len(one.sites)} sites. {summary}.")
+    Console().print(table)
 
 
 @app.command("show", rich_help_panel="Start and end")
 def show(topology: TopologyName, as_json: AsJson = False) -> None:
-    """Show a topology and its latencies without starting anything."""
-    loaded = load_topology(topology)
+    """Show a topology, or that of a scenario, and its latencies without starting anything."""
+    from nearcast.cli.wan_up import load_either  # with NumPy
+    from nearcast.experiments.emulated import with_brokers
+
+    found = load_either(topology)
+    loaded = found if isinstance(found, Topology) else with_brokers(found)
     network, names = build_network(loaded, Random(0))
-    everyone = range(len(names))
+    # All pairs of very many hosts take long, and nobody reads them.
+    everyone = range(len(names) if as_json else min(len(names), display.MAX_MATRIX))
     rows = tuple(tuple(_finite(network.one_way_ms(source, target)) for target in everyone) for source in everyone)
-    matrix = Matrix(hosts=tuple(names), one_way_ms=rows)
+    matrix = Matrix(hosts=tuple(names[: len(rows)]), one_way_ms=rows)
     if as_json:
         _print_json({"topology": loaded, "matrix": matrix})
         return
     console = Console()
-    console.print(f"[bold]{loaded.name}[/bold]: {' '.join(loaded.description.split())}", highlight=False)
+    about = " ".join(found.description.split())
+    console.print(f"[bold]{found.name}[/bold]{': ' if about else ''}{about}", highlight=False)
     for site in loaded.sites:
-        here = [
-            name for name, number in zip(names, everyone, strict=True) if network.sites[network.site_of(number)] == site.name
-        ]
+        here = [name for number, name in enumerate(names) if network.sites[network.site_of(number)] == site.name]
         if here:
-            console.print(f"  {site.name} ({site.tier}): {', '.join(here)}", highlight=False)
+            shown, more = here[: display.MAX_MATRIX], len(here) - display.MAX_MATRIX
+            tail = f" and {more:,} more" if more > 0 else ""
+            console.print(f"  {site.name} ({site.tier}): {', '.join(shown)}{tail}", highlight=False)
     for process in loaded.processes:
         console.print(f"  {process.name} on {process.host}: {' '.join(process.command)}", highlight=False)
     console.print()

@@ -29,6 +29,7 @@ from nearcast.cli.wan_exec import run_command
 from nearcast.emulation.control import Happening, Mode, WanStatus
 from nearcast.emulation.wan import Signal, Wan
 from nearcast.errors import ConfigError, EmulationError, NearcastError
+from nearcast.experiments import emulated
 from nearcast.scenario.events import Event
 from nearcast.scenario.files import load_scenario, load_topology, ready_scenarios
 from nearcast.scenario.mobility import moves
@@ -92,17 +93,21 @@ class Description:
     """What of the scenario a WAN cannot do."""
 
 
+def load_either(name: str) -> Topology | Scenario:
+    """A topology or a scenario, ready-made or from a file."""
+    try:
+        return load_topology(name)
+    except ConfigError as error:
+        if name not in ready_scenarios() and error.key != "topology":
+            raise
+    return load_scenario(name)
+
+
 def description(options: UpOptions) -> Description:
     """What to run. A scenario brings its brokers, clients, events, movement and random faults along."""
-    try:
-        topology = load_topology(options.topology)
-        return Description(topology, movement(topology, options))
-    except ConfigError as error:
-        if options.topology not in ready_scenarios() and error.key != "topology":
-            raise
-    from nearcast.experiments.emulated import happening, with_brokers
-
-    scenario = load_scenario(options.topology)
+    scenario = load_either(options.topology)
+    if isinstance(scenario, Topology):
+        return Description(scenario, movement(scenario, options))
     if scenario.protocol != "mqtt":
         raise NearcastError(
             f"scenario {scenario.name} runs the protocol {scenario.protocol}, which exists in the simulator only: "
@@ -110,8 +115,8 @@ def description(options: UpOptions) -> Description:
         )
     if options.duration_s is not None:
         scenario = msgspec.structs.replace(scenario, duration_s=options.duration_s)
-    topology = with_brokers(scenario)
-    events, notes = happening(scenario, options.seed)
+    topology = emulated.with_brokers(scenario)
+    events, notes = emulated.happening(scenario, options.seed)
     return Description(topology, events + movement(topology, options), scenario, tuple(notes))
 
 
