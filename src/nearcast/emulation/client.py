@@ -12,9 +12,11 @@ import msgspec
 
 from nearcast.emulation.channel import Channel
 from nearcast.emulation.control import MAX_ANSWER_BYTES, PROTOCOL, Greeting, Request, encode
+from nearcast.emulation.directories import socket_name
 from nearcast.errors import EmulationError
 
 _MAX_WAITING_ITEMS = 10_000
+_GREETING_SECONDS = 20.0
 
 
 class _Line(msgspec.Struct):
@@ -50,12 +52,25 @@ class ControlClient:
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stream.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(stream, str(path))
+            with socket_name(path) as name:
+                await asyncio.get_running_loop().sock_connect(stream, name)
         except OSError as error:
             stream.close()
+            if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                raise EmulationError(f"WAN {path.parent.name} is just being started or ended: try again") from error
             raise EmulationError(f"the WAN at {path.parent} does not answer: {error.strerror}") from error
         client = cls(stream)
-        await client.greeted()
+        try:
+            async with asyncio.timeout(_GREETING_SECONDS):
+                await client.greeted()
+        except TimeoutError:
+            client.close()
+            raise EmulationError(
+                f"WAN {path.parent.name} has not answered for {_GREETING_SECONDS:g} s: end the process that started it"
+            ) from None
+        except BaseException:
+            client.close()
+            raise
         return client
 
     async def greeted(self) -> str:

@@ -20,12 +20,16 @@ from pathlib import Path
 
 from nearcast.errors import NearcastError
 
-#: The names of hosts, processes and WANs become parts of paths; with this bound a socket's path fits its 107 bytes.
+#: The names of hosts, processes and WANs become parts of paths.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 SOCKET = "control.sock"
 SPECIFICATION = "specification.json"
 _LOCK = "lock"
+
+_MAX_SOCKET_PATH_BYTES = 107
+
+_ADVICE = "name another directory (NEARCAST_WAN_DIRECTORY, or `base` from Python)"
 
 
 def default_base() -> Path:
@@ -141,6 +145,19 @@ def find(base: Path, name: str | None) -> WanDirectory:
 
 
 @contextlib.contextmanager
+def socket_name(path: Path) -> Iterator[str]:
+    """What to call the socket at ``path`` in ``bind`` and ``connect``, which take 107 bytes and no longer path."""
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        yield str(path)
+        return
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _guarded(base: Path) -> Iterator[None]:
     """Nobody else makes or removes directories of WANs meanwhile; the base is there and private."""
     try:
@@ -148,9 +165,9 @@ def _guarded(base: Path) -> Iterator[None]:
         # Of the directory itself, not of what a link in its place leads to: /tmp is everybody's.
         found = base.lstat()
     except OSError as error:
-        raise NearcastError(f"cannot use {base} for running WANs: {error.strerror}; name another directory") from error
+        raise NearcastError(f"cannot use {base} for running WANs: {error.strerror}; {_ADVICE}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise NearcastError(f"{base} is not a private directory of this user: remove it, or name another directory")
+        raise NearcastError(f"{base} is not a private directory of this user: remove it, or {_ADVICE}")
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -29,11 +29,12 @@ from nearcast.emulation.control import (
     encode,
     number_of,
 )
+from nearcast.emulation.directories import socket_name
 from nearcast.errors import NearcastError
 
 MAX_CONNECTIONS = 64
-MAX_REQUESTS = 64
-"""At once, on one connection."""
+MAX_REQUESTS = 1_024
+"""At once, on one connection: experiments run a program on every host at the same time."""
 
 _TOO_LONG = encode(Answer(id=-1, error=f"a request has at most {MAX_REQUEST_BYTES} bytes"))
 
@@ -85,6 +86,9 @@ class Connection:
             if len(self._tasks) >= MAX_REQUESTS:
                 raise NearcastError(f"{MAX_REQUESTS} requests are under way on this connection: wait for their answers")
         except (msgspec.DecodeError, NearcastError, UnicodeDecodeError, RecursionError) as error:
+            # What came beside it is nobody's: the next program must not get these streams.
+            for descriptor in self._channel.take_descriptors():
+                os.close(descriptor)
             self._channel.send(encode(Answer(id=number_of(line), error=f"not a request: {error}")))
             return
         # Only a request that needs them: lines before it may have come in the same piece.
@@ -135,10 +139,11 @@ class Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
         try:
-            listener.bind(str(self._path))
+            with socket_name(self._path) as name:
+                listener.bind(name)
         finally:
             os.umask(mask)
-        listener.listen(16)
+        listener.listen(MAX_CONNECTIONS)
         listener.setblocking(False)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener, self._accept)
