@@ -101,6 +101,9 @@ class Deployment:
         self._crashed: dict[int, _Cut] = {}
         self._revisions: dict[object, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        """Held while the network is changed: changes happen in the order they were asked for, in the underlay and in the
+        model alike."""
         self.pending = 0
         """Events of the schedule that have not happened yet."""
 
@@ -148,12 +151,16 @@ class Deployment:
     def schedule(self, events: tuple[Event, ...], supervisor: Supervisor) -> None:
         """Let events happen at their time, counted from now."""
         self.pending = len(events)
-        for event in sorted(events, key=lambda event: event.at_s):
-            self._later(event.at_s, self._happen(event, supervisor), f"event {_kind(event)} at {event.at_s:g} s")
+        began = asyncio.get_running_loop().time()
+        self._later(0.0, self._play(sorted(events, key=lambda event: event.at_s), began, supervisor), "the events")
 
-    async def _happen(self, event: Event, supervisor: Supervisor) -> None:
-        self.pending -= 1
-        await self.apply(event, supervisor)
+    async def _play(self, events: list[Event], began: float, supervisor: Supervisor) -> None:
+        """Start each event at its time; none waits for one before it, which may wait for a process to be ready."""
+        clock = asyncio.get_running_loop().time
+        for event in events:
+            await asyncio.sleep(max(0.0, began + event.at_s - clock()))
+            self.pending -= 1
+            self._later(0.0, self.apply(event, supervisor), f"event {_kind(event)} at {event.at_s:g} s")
 
     def _later(self, delay_s: float, action: Coroutine[Any, Any, None], what: str) -> None:
         """Do something after a while; what goes wrong is noted, the rest goes on."""
@@ -200,20 +207,22 @@ class Deployment:
 
     async def move(self, host: str, site: str) -> None:
         number, target = self.host(host), self._site(site)
-        await self._underlay.move(number, target)
-        self._model.move(number, target)
+        async with self._changing:
+            await self._underlay.move(number, target)
+            self._model.move(number, target)
         self._note("event", host, f"{host} moved to {site}")
 
     async def _cut(self, event: Cut) -> None:
-        sources = self._members(event.source)
-        if event.target:
-            targets = self._members(event.target)
-        else:
-            targets = [number for number in range(len(self._names)) if number not in set(sources)]
         arrow = "→" if event.one_way else "↔"
         text = f"{', '.join(event.source)} {arrow} {', '.join(event.target) or 'everything else'}"
-        cut = await self._make_cut(sources, targets, event.one_way, text)
-        self._cuts.append(cut)
+        async with self._changing:
+            sources = self._members(event.source)
+            if event.target:
+                targets = self._members(event.target)
+            else:
+                targets = [number for number in range(len(self._names)) if number not in set(sources)]
+            cut = await self._make_cut(sources, targets, event.one_way, text)
+            self._cuts.append(cut)
         self._note("event", event.source[0], f"cut {text}")
         if event.for_s is not None:
             self._later(event.for_s, self._mend(cut), f"healing {text}")
@@ -223,8 +232,9 @@ class Deployment:
         return _Cut(text, handle, self._model.cut(sources, targets, one_way))
 
     async def _unmake_cut(self, cut: _Cut) -> None:
-        self._model.heal(cut.copy)
-        await self._underlay.heal(cut.handle)
+        async with self._changing:
+            await self._underlay.heal(cut.handle)
+            self._model.heal(cut.copy)
 
     async def _mend(self, cut: _Cut) -> None:
         if cut in self._cuts:
@@ -258,18 +268,20 @@ class Deployment:
     async def change_link(self, between: tuple[str, str], conditions: Conditions, one_way: bool, for_s: float | None) -> None:
         a, b = self._site(between[0]), self._site(between[1])
         directions = [(a, b)] if one_way else [(a, b), (b, a)]
-        before = [self._model.link_conditions(source, target) for source, target in directions]
-        await self._underlay.connect(a, b, conditions, one_way)
-        self._model.connect(a, b, conditions, one_way)
+        async with self._changing:
+            before = [self._model.link_conditions(source, target) for source, target in directions]
+            await self._underlay.connect(a, b, conditions, one_way)
+            self._model.connect(a, b, conditions, one_way)
+            revision = self._revise(*directions)
         text = f"{between[0]} {'→' if one_way else '↔'} {between[1]}"
         self._note("event", between[0], f"link {text}: {describe(conditions)}")
-        revision = self._revise(*directions)
         if for_s is not None:
 
             async def restore() -> None:
-                mine = [entry for entry in zip(directions, before, strict=True) if self._revisions[entry[0]] == revision]
-                for direction, old in mine:
-                    await self._restore_link(direction, old)
+                async with self._changing:
+                    mine = [entry for entry in zip(directions, before, strict=True) if self._revisions[entry[0]] == revision]
+                    for direction, old in mine:
+                        await self._restore_link(direction, old)
                 if mine:
                     self._note("undone", between[0], f"link {text} is as before")
 
@@ -286,16 +298,19 @@ class Deployment:
 
     async def change_access(self, host: str, conditions: Conditions, for_s: float | None) -> None:
         number = self.host(host)
-        before = self._model.access_conditions(number)
-        await self._set_access(number, conditions)
+        async with self._changing:
+            before = self._model.access_conditions(number)
+            await self._set_access(number, conditions)
+            revision = self._revise(number)
         self._note("event", host, f"access of {host}: {describe(conditions)}")
-        revision = self._revise(number)
         if for_s is not None:
 
             async def restore() -> None:
-                if self._revisions[number] == revision:
+                async with self._changing:
+                    if self._revisions[number] != revision:
+                        return
                     await self._set_access(number, before)
-                    self._note("undone", host, f"access of {host} is as before")
+                self._note("undone", host, f"access of {host} is as before")
 
             self._later(for_s, restore(), f"restoring access of {host}")
 
@@ -321,10 +336,11 @@ class Deployment:
 
     async def _crash(self, event: Crash, supervisor: Supervisor) -> None:
         number = self.host(event.host)
-        if number not in self._crashed:
-            others = [other for other in range(len(self._names)) if other != number]
-            # Off the network first: a machine without power says no goodbye.
-            self._crashed[number] = await self._make_cut([number], others, False, event.host)
+        async with self._changing:
+            if number not in self._crashed:
+                others = [other for other in range(len(self._names)) if other != number]
+                # Off the network first: a machine without power says no goodbye.
+                self._crashed[number] = await self._make_cut([number], others, False, event.host)
         self._note("event", event.host, f"{event.host} crashed")
         await self._kill_processes(number, supervisor)
         if event.restart_after_s is not None:

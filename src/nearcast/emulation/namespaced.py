@@ -95,7 +95,7 @@ class NamespaceUnderlay:
     async def traffic(self) -> Traffic:
         if self._router is None:
             return Traffic()
-        seen = await asyncio.to_thread(self._router.statistics)
+        seen = await asyncio.to_thread(self._router.statistics, links=False)
         now = asyncio.get_running_loop().time()
         if self._window is None or now - self._window[0] >= _WINDOW_SECONDS:
             recent = seen.lateness if self._window is None else seen.lateness.since(self._window[1])

@@ -11,10 +11,12 @@ several threads. The router ends when the socket does, so it cannot outlive its 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, Union
 
@@ -118,6 +120,9 @@ class HealAll(_Command, tag="heal-all", frozen=True):
 
 class AskStatistics(_Command, tag="statistics", frozen=True):
     """Answered with :class:`RouterStatistics`."""
+
+    links: bool = True
+    """Whether with a row for each link. Packets wait while those are made: about a microsecond each."""
 
 
 Command = Union[Connect, Disconnect, SetLocal, SetAccess, MoveEndpoint, CutOff, HealCut, HealAll, AskStatistics]
@@ -293,8 +298,9 @@ class Router:
     def heal_all(self) -> None:
         self._exchange(HealAll(), None)
 
-    def statistics(self) -> RouterStatistics:
-        seen = self._exchange(AskStatistics(), RouterStatistics)
+    def statistics(self, *, links: bool = True) -> RouterStatistics:
+        """What it saw. Ask without links while something is measured: making thousands of rows holds packets up."""
+        seen = self._exchange(AskStatistics(links), RouterStatistics)
         return msgspec.structs.replace(seen, unfetched=sum(host.dropped_packets() for host in self._hosts))
 
     def close(self) -> None:
@@ -332,8 +338,17 @@ class Router:
         return msgspec.convert(answer.result, type=kind)
 
     def _epitaph(self) -> str:
-        try:
-            code = self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
+        """How it ended. Only looks: the keeper, which reaps all its children, is to hear of this end as well."""
+        deadline = time.monotonic() + 1.0
+        while self.process.returncode is None and time.monotonic() < deadline:
+            try:
+                seen = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return "the router ended"
+            if seen is not None:
+                code = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+                return f"the router ended (exit code {code})"
+            time.sleep(0.01)
+        if self.process.returncode is None:
             return "the router closed its control socket"
-        return f"the router ended (exit code {code}); its last words are in the log"
+        return f"the router ended (exit code {self.process.returncode})"

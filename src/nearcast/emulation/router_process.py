@@ -41,6 +41,7 @@ from nearcast.emulation.router import (
 )
 from nearcast.errors import NearcastError
 from nearcast.network.network import Network
+from nearcast.network.statistics import NetworkFigures
 from nearcast.scenario.assembly import build_network
 
 MAX_COMMAND_BYTES: Final = 64 * 1024 * 1024
@@ -139,12 +140,12 @@ def _perform(command: Command, forwarder: Forwarder, network: Network) -> Any:
         case HealAll():
             network.heal_all()
         case AskStatistics():
-            return statistics(forwarder, network)
+            return statistics(forwarder, network, links=command.links)
     return None
 
 
-def statistics(forwarder: Forwarder, network: Network) -> RouterStatistics:
-    figures = network.figures()
+def statistics(forwarder: Forwarder, network: Network, *, links: bool) -> RouterStatistics:
+    figures = network.figures() if links else _totals(network)
     if len(figures.links) > MAX_LINKS:
         busiest = sorted(figures.links, key=lambda link: link.packets, reverse=True)[:MAX_LINKS]
         figures = msgspec.structs.replace(figures, links=tuple(busiest))
@@ -165,6 +166,18 @@ def statistics(forwarder: Forwarder, network: Network) -> RouterStatistics:
         starved_s=_starved_s(),
         cpu_s=time.process_time(),
         network=figures,
+    )
+
+
+def _totals(network: Network) -> NetworkFigures:
+    return NetworkFigures(
+        packets=network.packets,
+        bytes=network.bytes,
+        lost=network.lost,
+        full=network.full,
+        unreachable=network.unreachable,
+        duplicated=network.duplicated,
+        links=(),
     )
 
 

@@ -14,7 +14,7 @@ from nearcast.emulation.supervision import Supervisor
 from nearcast.emulation.underlay import Streams
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
-from nearcast.scenario.events import ChangeAccess, ChangeLink, Cut, Heal, Move, SkewClock
+from nearcast.scenario.events import ChangeAccess, ChangeLink, Crash, Cut, Event, Heal, Move, SkewClock
 from nearcast.scenario.topology import Host, Site, SiteLink, Topology
 
 TOPOLOGY = Topology(
@@ -49,6 +49,8 @@ class FakeUnderlay:
         return False
 
     async def move(self, host: int, site: int) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)  # others have their turn, as while a router answers
         self.told.append(("move", host, site))
 
     async def connect(self, a: int, b: int, conditions: Conditions, one_way: bool) -> None:
@@ -76,6 +78,13 @@ class FakeUnderlay:
 
 
 NOBODY = cast(Supervisor, None)
+
+
+class NoProcesses:
+    """A supervisor without any."""
+
+    def on_host(self, host: int) -> list[Any]:
+        return []
 
 
 class Notes:
@@ -205,6 +214,42 @@ def test_the_schedule_goes_on_after_an_event_that_cannot_happen() -> None:
         await notes.wait_for("y moved to a")
         assert deployment.pending == 0
         assert any("no host 'nobody'" in text for text in notes.texts)
+
+    run(scenario)
+
+
+def test_changes_happen_in_the_order_they_were_asked_for() -> None:
+    """Also when the network takes its time: a cut of a site means who is there after the move before it."""
+
+    async def scenario(deployment: Deployment, underlay: FakeUnderlay, notes: Notes) -> None:
+        supervisor = cast(Supervisor, NoProcesses())
+        events: list[Event] = [
+            Move(at_s=0, host="x", site="b"),
+            Cut(at_s=0, source=("b",)),
+            Move(at_s=0, host="x", site="c"),
+            Crash(at_s=0, host="x"),
+            Crash(at_s=0, host="x"),
+        ]
+        await asyncio.gather(*(deployment.apply(event, supervisor) for event in events))
+        assert underlay.told == [
+            ("move", 0, 1),
+            ("cut", [0, 1], [2], False),
+            ("move", 0, 2),
+            ("cut", [0], [1, 2], False),
+        ]
+        await deployment.revive("x")
+        await deployment.heal()
+        assert latency(deployment, 0, 2) == 0.0
+
+    run(scenario)
+
+
+def test_a_hundred_thousand_events_cost_no_task_each() -> None:
+    async def scenario(deployment: Deployment, underlay: FakeUnderlay, notes: Notes) -> None:
+        deployment.schedule(tuple(Move(at_s=1_000 + number, host="x", site="b") for number in range(100_000)), NOBODY)
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 2
+        assert deployment.pending == 100_000
 
     run(scenario)
 
