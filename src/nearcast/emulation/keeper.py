@@ -18,6 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Coroutine
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,6 +63,9 @@ MAX_REMEMBERED = 1_000
 MAX_UNWATCHED = 10_000
 """Happenings a watcher may lag behind; then the oldest are left out."""
 
+MAX_LOG_BYTES = 4 * 1024 * 1024
+"""Of the keeper's own log; the oldest goes first."""
+
 TELL_SECONDS = 5.0
 """How long a keeper whose start failed waits to be asked why."""
 
@@ -73,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 def run(directory: WanDirectory, owner: int, lock: int, *, detached: bool) -> int:
     """Be the keeper of a WAN, to its end; returns the exit code."""
-    logging.basicConfig(filename=directory.path / "keeper.log", level=logging.INFO)
+    _open_log(directory.path / "keeper.log")
     try:
         specification = msgspec.json.decode(directory.specification.read_bytes(), type=Specification)
         return asyncio.run(Keeper(specification, directory, owner, detached=detached).run())
@@ -83,6 +87,14 @@ def run(directory: WanDirectory, owner: int, lock: int, *, detached: bool) -> in
         return 1
     finally:
         directory.release(lock)
+
+
+def _open_log(path: Path) -> None:
+    """Keep a log of bounded size; a disk that is full, now or later, is no reason to end or to complain with every line."""
+    logging.raiseExceptions = False
+    with contextlib.suppress(OSError):
+        handler = RotatingFileHandler(path, maxBytes=MAX_LOG_BYTES // 2, backupCount=1)
+        logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 class Keeper:
@@ -179,7 +191,8 @@ class Keeper:
         )
         self._supervisor = supervisor
         await underlay.open(self._network_failed)
-        self._note("state", specification.name, f"{len(deployment.hosts)} hosts are there ({underlay.mode})")
+        hosts = f"{len(deployment.hosts)} hosts are" if len(deployment.hosts) != 1 else "1 host is"
+        self._note("state", specification.name, f"{hosts} there ({underlay.mode})")
         for limit in underlay.limits:
             self._note("limit", specification.name, limit)
         await supervisor.start_all()

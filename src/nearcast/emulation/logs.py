@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 #: Lines a follower may lag behind; then the oldest are left out, and it is told how many.
@@ -49,10 +50,12 @@ class Follower:
 
 
 class ProcessLog:
-    """The output of one process over all its starts."""
+    """The output of one process over all its starts. ``tell`` hears, once, why output cannot be kept (a full disk); the
+    process goes on."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, tell: Callable[[str], None] | None = None) -> None:
         self.path = path
+        self._tell = tell
         self._half_bytes = max(4096, max_bytes // 2)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._file).st_size
@@ -60,8 +63,7 @@ class ProcessLog:
         self._sought: list[tuple[bytes, asyncio.Event]] = []
         self._sought_in = b""
         self._followers: list[Follower] = []
-        self.failed: str | None = None
-        """Why output could not be kept (a full disk); the process goes on."""
+        self._failed = False
 
     def write(self, data: bytes) -> None:
         """Take what the process wrote."""
@@ -75,7 +77,9 @@ class ProcessLog:
             kept = data[-self._half_bytes :]
             self._size += os.write(self._file, kept)
         except OSError as error:
-            self.failed = f"cannot keep output in {self.path}: {error.strerror}"
+            if not self._failed and self._tell is not None:
+                self._tell(f"cannot keep output in {self.path}: {error.strerror}")
+            self._failed = True
 
     def say(self, text: str) -> None:
         """A line of the keeper's own."""
@@ -115,10 +119,16 @@ class ProcessLog:
         os.close(self._file)
 
     def _rotate(self) -> None:
-        os.close(self._file)
-        os.replace(self.path, self.path.with_name(self.path.name + ".1"))
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        """Go on in a new file; where none can be made (its directory is gone), in the old one from its beginning."""
         self._size = 0
+        try:
+            os.replace(self.path, self.path.with_name(self.path.name + ".1"))
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            os.ftruncate(self._file, 0)
+            raise
+        os.close(self._file)
+        self._file = file
 
     def _search(self, data: bytes) -> None:
         """Words may be written in pieces: as much as could be the beginning of one is kept."""

@@ -1,7 +1,7 @@
 """The processes of a topology: started in order, watched, stopped, paused, killed, started again.
 
-A process is a session and process group of its own, so what it starts is stopped, paused and killed with it. Owns states, exit
-codes, logs and readiness; how a program gets onto a host is the underlay's business.
+A process is a session and process group of its own, and what it starts is paused and killed with it, also what leaves the
+group. Owns states, exit codes, logs and readiness; how a program gets onto a host is the underlay's business.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from nearcast.emulation.control import ProcessState, ProcessStatus
 from nearcast.emulation.logs import ProcessLog
+from nearcast.emulation.offspring import MARK, signal_offspring
 from nearcast.emulation.underlay import Streams, Underlay
 from nearcast.errors import EmulationError
 from nearcast.scenario.placeholders import fill
@@ -73,10 +75,12 @@ def describe_end(code: int) -> str:
 class Supervised:
     """One process of the topology over all its starts."""
 
-    def __init__(self, process: Process, host: int, log: ProcessLog) -> None:
+    def __init__(self, process: Process, host: int, log: ProcessLog, mark: str) -> None:
         self.process = process
         self.host = host
         self.log = log
+        self.mark = mark
+        """What tells its offspring from that of others."""
         self.state: ProcessState = "waiting"
         self.since_s = 0.0
         self.pid: int | None = None
@@ -133,11 +137,16 @@ class Supervisor:
         self._clock = clock
         self._by_pid: dict[int, Supervised] = {}
         self._readers: set[int] = set()
-        (output / "logs").mkdir(parents=True, exist_ok=True)
         self.processes: dict[str, Supervised] = {}
-        for process in processes:
-            log = ProcessLog(output / "logs" / f"{process.name}.log", max_log_bytes)
-            self.processes[process.name] = Supervised(process, hosts[process.host], log)
+        try:
+            (output / "logs").mkdir(parents=True, exist_ok=True)
+            for process in processes:
+                path = output / "logs" / f"{process.name}.log"
+                log = ProcessLog(path, max_log_bytes, partial(note, "problem", process.name))
+                mark = str(output / "data" / process.name)
+                self.processes[process.name] = Supervised(process, hosts[process.host], log, mark)
+        except OSError as error:
+            raise EmulationError(f"logs cannot be kept in {output / 'logs'}: {error.strerror}") from error
 
     # -- finding -----------------------------------------------------------------------------------------------------------
 
@@ -178,13 +187,15 @@ class Supervisor:
     async def _start(self, process: Supervised) -> None:
         specification = process.process
         data = self._output / "data" / specification.name
-        data.mkdir(parents=True, exist_ok=True)
         try:
+            data.mkdir(parents=True, exist_ok=True)
             filled = [self.fill(word, process.host, data) for word in specification.command]
             environment = {name: self.fill(value, process.host, data) for name, value in specification.environment.items()}
-            command = with_environment(resolve(filled), environment)
-            expected = process.log.expect(specification.ready.log) if specification.ready.log is not None else None
+            command = with_environment(resolve(filled), {**environment, MARK: process.mark})
             process.log.say(f"start {process.starts + 1}: {' '.join(filled)}")
+            # After that line, which may have the word in it.
+            expected = process.log.expect(specification.ready.log) if specification.ready.log is not None else None
+            signal_offspring(process.mark, signal.SIGKILL)  # that the start before has left
             self._spawn(process, command)
         except (EmulationError, OSError) as error:
             reason = str(error) if isinstance(error, EmulationError) else f"{error.strerror}: {error.filename}"
@@ -226,10 +237,7 @@ class Supervisor:
         except BlockingIOError:
             return
         if data:
-            failed = log.failed
             log.write(data)
-            if log.failed is not None and failed is None:
-                self._note("problem", log.path.stem, log.failed)
         else:
             self._stop_reading(reading)
 
@@ -292,7 +300,14 @@ class Supervisor:
     # -- ending ------------------------------------------------------------------------------------------------------------
 
     async def stop(self, process: Supervised) -> None:
-        """Ask a process to end, and kill it if it does not in time."""
+        """Ask a process to end, and kill it if it does not in time; what it leaves is killed."""
+        await self._stop_any(process)
+        signal_offspring(process.mark, signal.SIGKILL)
+
+    async def _stop_any(self, process: Supervised) -> None:
+        if process.state == "starting":  # whoever starts it has the lock for as long as it takes to be ready
+            await self._stop(process)
+            return
         async with process.lock:
             await self._stop(process)
 
@@ -300,7 +315,7 @@ class Supervisor:
         if not process.alive:
             return
         if process.state == "paused":
-            self._signal(process, signal.SIGCONT)
+            self.resume(process)
         self._change(process, "stopping")
         self._signal(process, signal.Signals[f"SIG{process.process.stop_signal}"])
         try:
@@ -319,8 +334,9 @@ class Supervisor:
             await self._start(process)
 
     async def kill(self, process: Supervised) -> None:
-        """SIGKILL, at once; also in the middle of a start."""
+        """SIGKILL, at once, for all that it started too; also in the middle of a start."""
         self._kill(process)
+        signal_offspring(process.mark, signal.SIGKILL)
         await process.ended.wait()
 
     def _kill(self, process: Supervised) -> None:
@@ -329,8 +345,8 @@ class Supervisor:
             self._signal(process, signal.SIGKILL)
 
     async def stop_all(self) -> None:
-        """Stop every process, all at the same time."""
-        await asyncio.gather(*(self.stop(process) for process in self.processes.values()))
+        """Stop every process, all at the same time. What they leave ends with the keeper."""
+        await asyncio.gather(*(self._stop_any(process) for process in self.processes.values()))
 
     def kill_all(self) -> None:
         for process in self.processes.values():
@@ -349,12 +365,14 @@ class Supervisor:
         if process.state != "running":
             raise EmulationError(f"process {process.name} cannot be paused: it is {process.state}")
         self._signal(process, signal.SIGSTOP)
+        signal_offspring(process.mark, signal.SIGSTOP)
         self._change(process, "paused")
         self._note("paused", process.name, f"{process.name} paused")
 
     def resume(self, process: Supervised) -> None:
         if process.state != "paused":
             raise EmulationError(f"process {process.name} is not paused: it is {process.state}")
+        signal_offspring(process.mark, signal.SIGCONT)
         self._signal(process, signal.SIGCONT)
         self._change(process, "running")
         self._note("resumed", process.name, f"{process.name} resumed")

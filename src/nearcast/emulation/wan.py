@@ -365,7 +365,7 @@ async def _launch(
             )
     except OSError as error:
         directory.remove()
-        raise EmulationError(f"the WAN cannot be started: {error.strerror} ({error.filename})") from error
+        raise EmulationError(f"the WAN cannot be started in {error.filename or directory.path}: {error.strerror}") from error
     finally:
         os.close(lock)
     client = ControlClient(ours)
@@ -388,7 +388,8 @@ async def _end(launched: _Launched) -> None:
             pass  # it was taken down already
         except TimeoutError:
             # A keeper that does not answer any more does not see the connection end either; the launcher kills it.
-            launched.process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                launched.process.terminate()
         launched.client.close()
         await launched.process.wait()
     except asyncio.CancelledError:

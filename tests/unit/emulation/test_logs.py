@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import tempfile
 from pathlib import Path
 
@@ -93,7 +94,26 @@ def test_a_line_without_end_is_followed_in_pieces(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
     (tmp_path / "a.log").symlink_to("/dev/full")
-    log = ProcessLog(tmp_path / "a.log", 10_000)
+    told: list[str] = []
+    log = ProcessLog(tmp_path / "a.log", 10_000, told.append)
+    log.say("start 1")
     log.write(b"lost\n")
-    assert log.failed is not None
-    assert "No space left" in log.failed
+    log.write(b"x" * 20_000)
+    assert told == [f"cannot keep output in {tmp_path / 'a.log'}: No space left on device"]
+    log.close()
+
+
+def test_a_directory_that_is_removed_is_said_and_the_bound_holds(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    told: list[str] = []
+    log = ProcessLog(tmp_path / "logs" / "a.log", 10_000, told.append)
+    (tmp_path / "logs" / "a.log").unlink()
+    (tmp_path / "logs").rmdir()
+    descriptors = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        log.write(b"x" * 1_000)
+        assert os.fstat(log._file).st_size <= 5_000
+    assert "No such file" in told[0]
+    assert len(told) == 1
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors, "another file must not get this number"
+    log.close()
