@@ -20,6 +20,8 @@ _ADVICE = {
     "mosquitto_sub": "install the Debian package mosquitto-clients",
     "mqtt.js": "install Node.js and npm, then run scripts/test-tools.sh",
     "node": "install Node.js",
+    "setpriv": "install the Debian package util-linux",
+    "unshare": "install the Debian package util-linux",
 }
 
 
@@ -39,7 +41,16 @@ def require(tool: str) -> Path:
     found = find(tool)
     if found is not None:
         return found
-    reason = f"{tool} is missing: {_ADVICE.get(tool, f'install {tool}')}"
     if os.environ.get("CI", "") not in ("", "0", "false"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+        pytest.fail(_reason(tool))
+    pytest.skip(_reason(tool))
+
+
+def optional(tool: str) -> Path:
+    """The tool's path; without it the calling test is skipped, in CI as well: nothing installs this one."""
+    found = find(tool)
+    return found if found is not None else pytest.skip(_reason(tool))
+
+
+def _reason(tool: str) -> str:
+    return f"{tool} is missing: {_ADVICE.get(tool, f'install {tool}')}"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.integration.emulation.wans import FAMILY, MarkedWan, marked_wan, require_namespaces, wait_until
-from tests.integration.tools import require
+from tests.integration.tools import optional
 
 pytestmark = pytest.mark.integration
 
@@ -155,7 +155,7 @@ def test_a_process_that_does_not_want_to_end_is_killed(wan: MarkedWan) -> None:
 
 def test_without_any_namespace_the_launcher_kills_what_the_keeper_leaves(wan: MarkedWan) -> None:
     """Root without capabilities may not even make a user namespace: no PID namespace does the work."""
-    setpriv = require("setpriv")
+    setpriv = optional("setpriv")
     wan.up(FAMILY, prefix=(str(setpriv), "--bounding-set=-all", "--inh-caps=-all"))
     wan.wait_for_line("cannot show: only TCP connections")
     wan.wait_for_line("is up")

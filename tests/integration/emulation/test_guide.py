@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nearcast.emulation import namespaces
-from tests.integration.emulation.wans import marked_wan
+from tests.integration.emulation.wans import marked_wan, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -44,6 +44,8 @@ def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             else:
                 done = wan.run(*arguments)
             assert done.returncode == 0, (arguments, done.stderr)
+        # The broker was told to come back half a second after its host's crash.
+        wait_until(lambda: '"state":"running"' in wan.run("status", "--json").stdout, "the broker after its crash")
         assert (
             "sydney/door open"
             in wan.execute("sensor", "--", "nearcast", "sub", "-u", "mqtt://{broker}", "#", "-v", "-c", "1").stdout

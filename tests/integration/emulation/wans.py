@@ -76,6 +76,16 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def calm(measure: Callable[[], float], below: float) -> float:
+    """Measure again until the result is below a bound: a machine that was busy for a moment gets there, a network that is
+    too slow does not. Returns the last result."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        result = measure()
+        if result < below or time.monotonic() > deadline:
+            return result
+
+
 class MarkedWan:
     """``nearcast wan up`` as a process of its own, in a directory of its own."""
 
