@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from nearcast.errors import ConfigError
+from nearcast.experiments.recorder import Recorder
+from nearcast.recording import EventWriter, read_events
 from nearcast.scenario.events import Crash, Event, FailDisk, Kill, RandomFaults
 from nearcast.scenario.files import load_scenario
 from nearcast.scenario.scenario import Broker, Scenario
@@ -18,7 +21,6 @@ from nearcast.scenario.topology import Host, Site, SiteLink, Topology
 from nearcast.scenario.workload import Clients, Publishing, Subscribing
 from nearcast.simulation.mqtt import Mqtt
 from nearcast.simulation.mqtt_broker import SimulatedBroker
-from nearcast.simulation.mqtt_events import MessageEvents
 from nearcast.simulation.runs import Outcome, simulate
 from tests.simulation.deployments import deployment
 
@@ -277,23 +279,24 @@ def test_one_seed_is_one_run_in_every_process() -> None:
 # --- what a run hands out -------------------------------------------------------------------------------------------------
 
 
-def test_message_events_tell_the_run() -> None:
+def test_message_events_tell_the_run(tmp_path: Path) -> None:
     described = scenario(faults=faults())
-    events: list[dict[str, Any]] = []
-    outcome = simulate(described, 3, observers=[MessageEvents(described, events.append)])
-    kinds = {kind: [event for event in events if event["kind"] == kind] for kind in {event["kind"] for event in events}}
+    with EventWriter(tmp_path, "test") as writer:
+        outcome = simulate(described, 3, observers=[Recorder(described, writer)])
+    events = list(read_events(tmp_path))
+    kinds = {kind: [event for event in events if event.kind == kind] for kind in {event.kind for event in events}}
     figures = outcome.figures
     assert len(kinds["published"]) == figures["published"]
     assert len(kinds["acknowledged"]) == figures["acknowledged"]
-    fresh = [event for event in kinds["delivered"] if not event["retained"]]
+    fresh = [event for event in kinds["delivered"] if not event.retained]
     assert len(fresh) == figures["delivered"] + figures["duplicated"]
-    assert (
-        len({(event["publisher_number"], event["sequence"], event["subscriber"]) for event in fresh}) == figures["delivered"]
-    )
+    assert len({(event.message_id, event.subscriber) for event in fresh}) == figures["delivered"]
     for event in kinds["delivered"]:
-        assert event["path"][1] == "broker"
-        assert event["received_ns"] > event["sent_ns"]
-    assert [event["at_ns"] for event in events] == sorted(event["at_ns"] for event in events)
+        assert event.path == ("broker",)
+        assert event.received_ns is not None
+        assert event.sent_ns is not None
+        assert event.received_ns > event.sent_ns
+    assert [event.at_ns for event in events] == sorted(event.at_ns for event in events)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ def link(
     """
     changes = _changes(latency, jitter, jitter_shape, loss, bandwidth, queue, reorder, duplicate)
     conditions = _with(name, lambda wan: wan.link(first, second, one_way=one_way, for_s=duration, **changes))
-    print(f"{first} {'→' if one_way else '↔'} {second}: {_described(conditions)}")
+    print(f"{first} {'→' if one_way else '↔'} {second}: {conditions.described()}")
 
 
 @app.command("access", rich_help_panel=NETWORK)
@@ -406,13 +406,7 @@ def access(
     """
     changes = _changes(latency, jitter, jitter_shape, loss, bandwidth, queue, reorder, duplicate)
     conditions = _with(name, lambda wan: wan.access(host, for_s=duration, **changes))
-    print(f"{host}: {_described(conditions)}")
-
-
-def _described(conditions: Any) -> str:
-    from nearcast.emulation.deployment import describe
-
-    return describe(conditions)
+    print(f"{host}: {conditions.described()}")
 
 
 @app.command("move", rich_help_panel=NETWORK)

@@ -69,22 +69,6 @@ def check_event(event: Event, topology: Topology) -> None:
         raise EmulationError(f"{_kind(event)} exists in the simulator only: leave it out")
 
 
-def describe(conditions: Conditions) -> str:
-    """``20 ms, 1 % loss, 100 Mb/s``: what differs from a perfect link."""
-    words = [f"{conditions.latency_ms:g} ms"]
-    if conditions.jitter_ms:
-        words.append(f"± {conditions.jitter_ms:g} ms {conditions.jitter}")
-    if conditions.loss:
-        words.append(f"{conditions.loss * 100:g} % loss")
-    if conditions.bandwidth_mbps:
-        words.append(f"{conditions.bandwidth_mbps:g} Mb/s")
-    if conditions.reorder:
-        words.append(f"{conditions.reorder * 100:g} % reordered")
-    if conditions.duplicate:
-        words.append(f"{conditions.duplicate * 100:g} % doubled")
-    return ", ".join(words)
-
-
 class Deployment:
     """The running topology."""
 
@@ -274,7 +258,7 @@ class Deployment:
             self._model.connect(a, b, conditions, one_way)
             revision = self._revise(*directions)
         text = f"{between[0]} {'→' if one_way else '↔'} {between[1]}"
-        self._note("event", between[0], f"link {text}: {describe(conditions)}")
+        self._note("event", between[0], f"link {text}: {conditions.described()}")
         if for_s is not None:
 
             async def restore() -> None:
@@ -302,7 +286,7 @@ class Deployment:
             before = self._model.access_conditions(number)
             await self._set_access(number, conditions)
             revision = self._revise(number)
-        self._note("event", host, f"access of {host}: {describe(conditions)}")
+        self._note("event", host, f"access of {host}: {conditions.described()}")
         if for_s is not None:
 
             async def restore() -> None:

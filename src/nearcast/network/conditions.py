@@ -48,3 +48,18 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for field in ("loss", "reorder", "duplicate"):
             if not 0.0 <= getattr(self, field) <= 1.0:
                 raise ValueError(f"`{field}` must be between 0 and 1")
+
+    def described(self) -> str:
+        """``20 ms, 1 % loss, 100 Mb/s``: what differs from a perfect link."""
+        words = [f"{self.latency_ms:g} ms"]
+        if self.jitter_ms:
+            words.append(f"± {self.jitter_ms:g} ms {self.jitter}")
+        if self.loss:
+            words.append(f"{self.loss * 100:.3g} % loss")
+        if self.bandwidth_mbps:
+            words.append(f"{self.bandwidth_mbps:g} Mb/s")
+        if self.reorder:
+            words.append(f"{self.reorder * 100:.3g} % reordered")
+        if self.duplicate:
+            words.append(f"{self.duplicate * 100:.3g} % doubled")
+        return ", ".join(words)

@@ -223,9 +223,9 @@ def describe(event: Event) -> str:
         case Heal():
             return "heal all cuts"
         case ChangeLink(between=(a, b), conditions=conditions, one_way=one_way):
-            return f"link {a} {'->' if one_way else '-'} {b}: {_conditions(conditions)}"
+            return f"link {a} {'->' if one_way else '-'} {b}: {conditions.described()}"
         case ChangeAccess(host=host, conditions=conditions):
-            return f"access of {host}: {_conditions(conditions)}"
+            return f"access of {host}: {conditions.described()}"
         case Move(host=host, site=site):
             return f"move {host} to {site}"
         case SkewClock(host=host, offset_s=offset_s, rate=rate):
@@ -233,14 +233,3 @@ def describe(event: Event) -> str:
         case FailDisk(host=host, full=full, sync_s=sync_s):
             slow = "" if sync_s is None else f" flushes take {sync_s:g} s"
             return f"disk of {host}:{' full' if full else ''}{slow}"
-
-
-def _conditions(conditions: Conditions) -> str:
-    said = [f"{conditions.latency_ms:g} ms"]
-    if conditions.jitter_ms:
-        said.append(f"jitter {conditions.jitter_ms:g} ms")
-    if conditions.loss:
-        said.append(f"loss {conditions.loss:.1%}")
-    if conditions.bandwidth_mbps:
-        said.append(f"{conditions.bandwidth_mbps:g} Mbit/s")
-    return ", ".join(said)

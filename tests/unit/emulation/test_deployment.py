@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from nearcast.emulation.control import Traffic
-from nearcast.emulation.deployment import Deployment, check_events, describe
+from nearcast.emulation.deployment import Deployment, check_events
 from nearcast.emulation.supervision import Supervisor
 from nearcast.emulation.underlay import Streams
 from nearcast.errors import EmulationError
@@ -259,8 +259,3 @@ def test_events_are_checked_before_the_start() -> None:
         check_events((Heal(at_s=1), SkewClock(at_s=3, host="x")), TOPOLOGY)
     with pytest.raises(EmulationError, match=r"event 1 \(move at 1 s\): no site 'd'"):
         check_events((Move(at_s=1, host="x", site="d"),), TOPOLOGY)
-
-
-def test_description() -> None:
-    everything = Conditions(latency_ms=1, jitter_ms=2, loss=0.5, bandwidth_mbps=3, reorder=0.01, duplicate=0.02)
-    assert describe(everything) == "1 ms, ± 2 ms normal, 50 % loss, 3 Mb/s, 1 % reordered, 2 % doubled"

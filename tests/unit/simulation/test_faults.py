@@ -234,11 +234,11 @@ EXAMPLES: dict[type, tuple[Event, str]] = {
     Heal: (Heal(at_s=1), "heal all cuts"),
     ChangeLink: (
         ChangeLink(at_s=1, between=("a", "b"), conditions=Conditions(latency_ms=5, loss=0.1)),
-        "link a - b: 5 ms, loss 10.0%",
+        "link a - b: 5 ms, 10 % loss",
     ),
     ChangeAccess: (
         ChangeAccess(at_s=1, host="a", conditions=Conditions(jitter_ms=2, bandwidth_mbps=3)),
-        "access of a: 0 ms, jitter 2 ms, 3 Mbit/s",
+        "access of a: 0 ms, ± 2 ms normal, 3 Mb/s",
     ),
     Move: (Move(at_s=1, host="a", site="s"), "move a to s"),
     SkewClock: (SkewClock(at_s=1, host="a", offset_s=-1, rate=1.1), "clock of a jumps by -1.000 s and runs at 1.1"),
