@@ -142,6 +142,23 @@ def internet(
     return matrix
 
 
+def generated(shape: str, size: int, scale_rtt_ms: float, seed: int) -> Matrix:
+    """One of these by its name, of a given scale: a leg, a step, the side of the square, the median."""
+    if shape == "star":
+        return star(size, scale_rtt_ms)
+    if shape == "line":
+        return line(size, scale_rtt_ms)
+    if shape == "ring":
+        return ring(size, scale_rtt_ms)
+    if shape == "euclidean":
+        return euclidean(size, seed, width_rtt_ms=scale_rtt_ms)
+    if shape == "cities":
+        return cities(size, seed, width_rtt_ms=scale_rtt_ms)
+    if shape == "internet":
+        return internet(size, seed, median_rtt_ms=scale_rtt_ms)
+    raise ConfigError(f"there is no shape {shape!r}")
+
+
 def triangle_violations(rtt_ms: Matrix, seed: int = 0, samples: int = 100_000) -> float:
     """Share of triples of sites in which the way over the third is shorter than the longest side; estimated from a sample."""
     size = len(rtt_ms)

@@ -58,6 +58,12 @@ def _latency(model: LatencyModel | None, sites: tuple[Site, ...]) -> Latency | N
 
         rtt_ms = read_rtt_ms(model.file, [site.name for site in sites])
         return MatrixLatency(one_way_ms(rtt_ms) + model.base_ms)
+    if model.kind == "generated":
+        from nearcast.network.generators import generated
+        from nearcast.network.matrices import one_way_ms
+
+        rtt_ms = generated(model.shape, len(sites), model.rtt_ms, model.shape_seed)
+        return MatrixLatency(one_way_ms(rtt_ms) + model.base_ms)
     where = [coordinates_of(site) for site in sites]
     ms_per_km = fibre_ms_per_km(model.inflation) if model.kind == "fibre" else model.ms_per_km
     return GreatCircle([place[0] for place in where], [place[1] for place in where], ms_per_km, model.base_ms)

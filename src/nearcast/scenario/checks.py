@@ -113,7 +113,7 @@ def _unreachable(topology: Topology, directions: Collection[tuple[str, str]]) ->
                 message = f"nothing leads from {source} to {target}: add a link, or a [model] for sites without links"
                 yield _problem(("links",), message)
                 return
-    elif model.kind != "matrix":
+    elif model.kind in ("fibre", "linear"):
         for position, site in enumerate(topology.sites):
             where: Steps = ("sites", position)
             if not site.located:

@@ -11,6 +11,7 @@ from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import require, require_name, require_range, require_seconds
 
 Tier = Literal["cloud", "region", "edge", "device"]
+Shape = Literal["star", "line", "ring", "euclidean", "cities", "internet"]
 
 MAX_HOSTS = 100_000
 """Hosts of one topology. The emulated WAN has its own, lower bound."""
@@ -57,10 +58,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One-way latency between sites that no ``[[links]]`` lead between, from where they are."""
 
-    kind: Literal["fibre", "linear", "matrix"] = "fibre"
+    kind: Literal["fibre", "linear", "matrix", "generated"] = "fibre"
     """``fibre``: great-circle distance at the speed of light in fibre, times ``inflation``, plus ``base_ms``. ``linear``:
     great-circle distance times ``ms_per_km``, plus ``base_ms``. ``matrix``: the round-trip times of ``file``, halved, plus
-    ``base_ms``."""
+    ``base_ms``. ``generated``: those of a made-up network of this ``shape``, halved, plus ``base_ms``; where the sites
+    say they are means nothing to it."""
 
     inflation: float = 1.8
     """How much longer the way of a packet is than the great circle; 1 is a straight fibre, Internet paths are 1.5 to 2.5."""
@@ -75,6 +77,18 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """For ``matrix``: an ``.npz`` with key ``rtt_ms``, or a ``.csv``; row and column order is the order of the sites, or, with
     a header, their names. Two directions that differ become their mean; an empty cell or ``nan`` is no way. At most 5,000
     sites. Relative to the file that names it."""
+
+    shape: Shape = "internet"
+    """For ``generated``, over the sites in their order. ``star``: the first is in the middle. ``line`` and ``ring``: each is
+    next to its neighbours. ``euclidean``: points on a square. ``cities``: clusters of unlike size on a square. ``internet``:
+    like measured Internet paths, some of which are shorter over a third site."""
+
+    rtt_ms: float = 100.0
+    """For ``generated``, the scale, in milliseconds of round trip: a leg of a star, a step of a line or ring, the side of the
+    square, the median of an internet."""
+
+    shape_seed: int = 0
+    """For ``generated``: another number, another network of the same shape. The seed of a run does not change it."""
 
     jitter_ms: float = 0.0
     """As in :class:`Conditions`."""
@@ -101,6 +115,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require_range(self.inflation, 1, 100, "inflation")
         require_range(self.ms_per_km, 0, 1_000, "ms_per_km")
         require_range(self.base_ms, 0, 1_000_000, "base_ms")
+        require_range(self.rtt_ms, 0, 1_000_000, "rtt_ms")
+        require_range(self.shape_seed, 0, 2**63 - 1, "shape_seed")
         if self.kind == "matrix":
             require(bool(self.file), "file", "is needed by a matrix model")
         else:

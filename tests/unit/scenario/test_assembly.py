@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from random import Random
+from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from nearcast.network.matrices import MAX_SITES
 from nearcast.scenario import matrix_files
 from nearcast.scenario.assembly import build_network, coordinates_of
 from nearcast.scenario.matrix_files import read_rtt_ms
-from nearcast.scenario.topology import Host, LatencyModel, Site, SiteLink, Topology
+from nearcast.scenario.topology import Host, LatencyModel, Shape, Site, SiteLink, Topology
 
 VIENNA = Site(name="vienna", latitude=48.2085, longitude=16.3721)
 BERLIN = Site(name="berlin", latitude=52.5244, longitude=13.4105)
@@ -181,3 +183,19 @@ def test_a_missing_matrix_is_one_line(tmp_path: Path) -> None:
     for name in ("x.csv", "x.npz"):
         with pytest.raises(ConfigError, match="cannot read the latency matrix: No such file"):
             read_rtt_ms(tmp_path / name, ["a"])
+
+
+@pytest.mark.parametrize("shape", get_args(Shape))
+def test_generated_networks(shape: Shape) -> None:
+    model = LatencyModel(kind="generated", shape=shape, rtt_ms=60.0, base_ms=1.0)
+    network, _ = build_network(topology(model=model), Random(1))
+    again, _ = build_network(topology(model=model), Random(2))
+    between = [network.between_sites_ms(a, b) for a in range(3) for b in range(3) if a != b]
+    assert between == [again.between_sites_ms(a, b) for a in range(3) for b in range(3) if a != b]
+    assert min(between) >= 1.0
+    if shape in ("star", "line"):
+        assert network.between_sites_ms(0, 1) == 31.0
+        assert network.between_sites_ms(1, 2) == (61.0 if shape == "star" else 31.0)
+    if shape == "internet":
+        other, _ = build_network(topology(model=msgspec.structs.replace(model, shape_seed=7)), Random(1))
+        assert between != [other.between_sites_ms(a, b) for a in range(3) for b in range(3) if a != b]
