@@ -66,6 +66,10 @@ class ConfigError(NearcastError):
         self.line = line
 
 
+class InvalidValue(ConfigError, ValueError):
+    """A setting has a value that it cannot have. A ``ValueError`` too: msgspec, reading a file, adds the place to those."""
+
+
 class StorageCorrupt(NearcastError):
     """A file on disk holds something it cannot hold. Everything before ``offset`` in ``path`` was good.
 

@@ -65,6 +65,10 @@ class AgreementParameters(Parameters, frozen=True, kw_only=True):
     loopback: bool = False
     """Use loopback mode even where namespaces are possible."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.publishers >= 1, "publishers", "must be 1 or more")
+
 
 class Agreement(Experiment[AgreementParameters]):
     name = "agreement"

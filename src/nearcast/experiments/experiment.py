@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from nearcast.errors import ConfigError
+from nearcast.errors import ConfigError, InvalidValue
 
 if TYPE_CHECKING:
     from nearcast.experiments.run import Run
@@ -32,10 +32,13 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """All that is random follows from it."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.scale <= 1e6:
-            raise ValueError("`scale` must be above 0, and at most a million")
-        if not 0.0 < self.duration_s <= 1e6:
-            raise ValueError("`duration_s` must be above 0, and at most a million seconds")
+        self.require(0.0 < self.scale <= 1e6, "scale", "must be above 0, and at most a million")
+        self.require(0.0 < self.duration_s <= 1e6, "duration_s", "must be above 0, and at most a million seconds")
+
+    def require(self, condition: bool, field: str, message: str) -> None:
+        """For ``__post_init__`` of subclasses, after ``super().__post_init__()``: refuse the value of a field."""
+        if not condition:
+            raise InvalidValue(f"`{field}` {message}", key=field)
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

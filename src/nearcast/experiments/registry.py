@@ -23,7 +23,7 @@ def find(name: str) -> Experiment[Any]:
     """The experiment of this name."""
     place = EXPERIMENTS.get(name, name)
     module_name, colon, class_name = place.partition(":")
-    if not colon:
+    if not (colon and class_name and module_name and not module_name.startswith(".")):
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EXPERIMENTS)}"
         raise ConfigError(f"no experiment is called {name}; {hint}")

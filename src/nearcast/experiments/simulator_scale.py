@@ -32,6 +32,10 @@ class ScaleParameters(Parameters, frozen=True, kw_only=True):
     period_s: float = 1.0
     """Between two probes of a node."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0.0 < self.period_s <= 1e6, "period_s", "must be above 0, and at most a million seconds")
+
 
 class SimulatorScale(Experiment[ScaleParameters]):
     name = "simulator-scale"
@@ -48,6 +52,7 @@ class SimulatorScale(Experiment[ScaleParameters]):
 
     def check(self, parameters: ScaleParameters) -> None:
         plots.require()
+        scaled(parameters)
 
     def run(self, run: Run[ScaleParameters]) -> None:
         parameters = run.parameters

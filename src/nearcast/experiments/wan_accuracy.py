@@ -19,6 +19,9 @@ from nearcast.experiments.experiment import Bar, Experiment, Parameters, at_leas
 from nearcast.experiments.run import Run
 
 HOSTS = 20
+MAX_HOSTS = 1_000
+"""Each is a namespace of its own; beyond so many, making them takes longer than measuring."""
+
 SUSTAINED_PPS = 40_000
 WITHIN_SHARE = 0.95
 """Of all packets; the rest are late because something else had the core, which no router in user space can help."""
@@ -34,6 +37,12 @@ class AccuracyParameters(Parameters, frozen=True, kw_only=True):
     packets_per_s: float = 1_000.0
     rung_s: float = 3.0
     """Seconds at each rate when looking for the highest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(HOSTS * self.scale <= MAX_HOSTS, "scale", f"must be at most {MAX_HOSTS / HOSTS:g}: {MAX_HOSTS:,} hosts")
+        self.require(0.0 < self.packets_per_s <= 1e6, "packets_per_s", "must be above 0, and at most a million")
+        self.require(0.0 < self.rung_s <= 3_600.0, "rung_s", "must be above 0, and at most an hour")
 
 
 class WanAccuracy(Experiment[AccuracyParameters]):

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from nearcast.errors import InvalidValue
+
 JitterKind = Literal["uniform", "normal", "lognormal", "pareto"]
 
 
@@ -44,10 +46,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for field in ("latency_ms", "jitter_ms", "bandwidth_mbps", "queue_ms"):
             value = getattr(self, field)
             if not 0.0 <= value < 1e9:
-                raise ValueError(f"`{field}` must be 0 or more, and finite")
+                raise InvalidValue(f"`{field}` must be 0 or more, and finite", key=field)
         for field in ("loss", "reorder", "duplicate"):
             if not 0.0 <= getattr(self, field) <= 1.0:
-                raise ValueError(f"`{field}` must be between 0 and 1")
+                raise InvalidValue(f"`{field}` must be between 0 and 1", key=field)
 
     def described(self) -> str:
         """``20 ms, 1 % loss, 100 Mb/s``: what differs from a perfect link."""

@@ -1,6 +1,6 @@
 """Small rules that several structs share: names, ranges, and how a value is refused.
 
-A refusal is a ``ValueError`` that begins with the field in backticks; :mod:`nearcast.configfile` finds the line by it.
+A refusal is an ``InvalidValue`` that begins with the field in backticks; :mod:`nearcast.configfile` finds the line by it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import difflib
 import re
 from collections.abc import Collection
 
+from nearcast.errors import InvalidValue
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 def require(condition: bool, field: str, message: str) -> None:
     """Refuse the value of a field."""
     if not condition:
-        raise ValueError(f"`{field}` {message}")
+        raise InvalidValue(f"`{field}` {message}", key=field)
 
 
 def require_name(value: str, field: str = "name") -> None:

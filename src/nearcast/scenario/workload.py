@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from nearcast.errors import InvalidValue
 from nearcast.scenario.identity import IDENTITY_BYTES
 from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import require, require_range, require_seconds
@@ -22,7 +23,7 @@ def _require_topic(text: str, field: str, wildcards: bool) -> None:
     try:
         names = placeholders(text)
     except ValueError as error:
-        raise ValueError(f"`{field}`: {error}") from None
+        raise InvalidValue(f"`{field}`: {error}", key=field) from None
     for name in names:
         require(name in PLACEHOLDERS, field, f"knows {{client}}, {{index}} and {{host}}, not {{{name}}}")
     require(0 < len(text.encode()) <= 65_535 and "\0" not in text, field, "must be 1 to 65,535 bytes without NUL")

@@ -233,6 +233,8 @@ def test_an_experiment_of_ones_own_is_found_by_its_place() -> None:
         ("agreemnt", "did you mean agreement?"),
         ("zzz", "there are simulator-scale"),
         ("nowhere.at_all:Toy", "Python finds no module nowhere"),
+        (":", "no experiment is called :"),
+        ("..x:Toy", "no experiment is called ..x:Toy"),
         ("tests.unit.experiments.toys:Absent", "has no subclass of Experiment called Absent"),
         ("tests.unit.experiments.toys:ToyParameters", "has no subclass of Experiment"),
     ],

@@ -9,17 +9,19 @@ import msgspec
 import pytest
 
 from nearcast.emulation import namespaces
-from nearcast.errors import InvariantViolated, NearcastError
-from nearcast.experiments import Parameters, Run, perform
+from nearcast.errors import ConfigError, InvariantViolated, NearcastError
+from nearcast.experiments import Parameters, Run, effective_parameters, perform
 from nearcast.experiments.agreement import AgreementParameters, scenario_of
 from nearcast.experiments.emulated import run_emulated, with_brokers
 from nearcast.experiments.measures import measure
+from nearcast.experiments.registry import find
 from nearcast.experiments.simulated import run_simulated
 from nearcast.experiments.simulator_scale import ScaleParameters, SimulatorScale, scaled
 from nearcast.experiments.wan_accuracy import AccuracyParameters, WanAccuracy
 from nearcast.recording import check
 from nearcast.scenario.expansion import topology_of
 from nearcast.scenario.scenario import Broker
+from nearcast.scenario.topology import Process, ReadyCheck
 from tests.unit.experiments.toys import Toy, ToyParameters
 
 
@@ -111,6 +113,14 @@ def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
     assert issubclass(ScaleParameters, Parameters)
 
 
+def test_a_program_of_the_topology_with_the_port_of_a_broker_is_the_broker() -> None:
+    scenario = scenario_of(AgreementParameters())
+    mosquitto = Process(name="m", host="broker-3", command=("mosquitto",), ready=ReadyCheck(port=1883))
+    topology = msgspec.structs.replace(topology_of(scenario), processes=(mosquitto,))
+    changed = msgspec.structs.replace(scenario, topology=topology, brokers=(Broker(host="broker-2"), Broker(host="broker-3")))
+    assert [process.name for process in with_brokers(changed).processes] == ["broker-2-mqtt-1883", "m"]
+
+
 def test_a_run_may_use_the_emulated_wan_more_than_once(tmp_path: Path) -> None:
     """The load of the second must not begin by the meeting of the first."""
     scenario = msgspec.structs.replace(scenario_of(AgreementParameters(duration_s=0.5, publishers=1)), settle_s=0.5)
@@ -129,3 +139,39 @@ def test_the_simulator_imports_nothing_from_the_current_directory(tmp_path: Path
     monkeypatch.chdir(tmp_path)
     scenario = scaled(ScaleParameters(scale=0.005, duration_s=1.0))
     assert in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 1)).events > 0
+
+
+@pytest.mark.parametrize(
+    ("experiment", "key", "value", "message"),
+    [
+        ("agreement", "publishers", "-3", "`publishers` must be 1 or more"),
+        ("simulator-scale", "period_s", "0", "`period_s` must be above 0"),
+        ("wan-accuracy", "scale", "51", "`scale` must be at most 50: 1,000 hosts"),
+        ("wan-accuracy", "packets_per_s", "0", "`packets_per_s` must be above 0"),
+        ("wan-accuracy", "rung_s", "-1", "`rung_s` must be above 0"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused_before_anything_begins(
+    experiment: str, key: str, value: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        effective_parameters(find(experiment), {key: value}, quick=True)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "key", "value", "message"),
+    [
+        ("agreement", "qos", 7, "`qos` must be 0, 1 or 2"),
+        ("agreement", "jitter_ms", -1, "`jitter_ms` must be 0 or more"),
+        ("agreement", "scale", 1e6, "`count` must be between 1 and 1,000,000"),
+        ("simulator-scale", "scale", 1e6, "`count` must be between 1 and 100,000"),
+        ("simulator-scale", "scale", 20, "more than 100,000 hosts"),
+    ],
+)
+def test_what_the_scenario_refuses_is_one_line_and_leaves_nothing(
+    tmp_path: Path, experiment: str, key: str, value: float, message: str
+) -> None:
+    found = find(experiment)
+    outcome = perform(found, effective_parameters(found, {key: value}, quick=True), tmp_path / "out")
+    assert message in str(outcome.error)
+    assert not (tmp_path / "out").exists()
