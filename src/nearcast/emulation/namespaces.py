@@ -38,6 +38,8 @@ DEVICE: Final = "wan0"
 QUEUE_PACKETS: Final = 4000
 """Packets that may wait in a device for the router; the kernel drops more. A tenth of a second at the router's best rate."""
 
+_MANY_FILES: Final = 1 << 20
+
 _CLONE_FS: Final = 0x00000200
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWUTS: Final = 0x04000000
@@ -98,9 +100,12 @@ def create_hosts(names: Sequence[str], mtu_bytes: int, subnet: str = SUBNET) -> 
 
 
 def raise_file_limit() -> None:
-    """Take all the file descriptors this process may have: a host needs five."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Take the file descriptors this process may have: a host needs five. Not more than a million: where a billion are allowed
+    (containers), programs that look at every possible one would never end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HostNamespace:

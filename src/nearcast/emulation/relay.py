@@ -129,6 +129,9 @@ class _Direction:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._given_up = False
+        self._over = False
+        """Nobody waits for segments any more."""
 
     async def take(self) -> None:
         """Read what the program writes until its end, and put every segment on its way."""
@@ -179,8 +182,13 @@ class _Direction:
 
     def _again_later(self, segment: _Segment, timeout_s: float, began: float) -> None:
         def again() -> None:
-            if self._try(segment) < 0.0 and self._loop.time() - began < DATA_GIVE_UP_S:
+            if self._over or self._try(segment) >= 0.0:
+                return
+            if self._loop.time() - began < DATA_GIVE_UP_S:
                 self._again_later(segment, min(timeout_s * 2, _MAXIMUM_TIMEOUT_S), began)
+            else:
+                self._given_up = True
+                self._changed.set()
 
         self._loop.call_later(timeout_s, again)
 
@@ -193,6 +201,12 @@ class _Direction:
 
     async def give(self) -> None:
         """Write segments to the other program when they have arrived, up to the end."""
+        try:
+            await self._deliver()
+        finally:
+            self._over = True
+
+    async def _deliver(self) -> None:
         while True:
             due = self._due()
             if due:
@@ -222,6 +236,8 @@ class _Direction:
             return
         self._changed.clear()
         await self._changed.wait()
+        if self._given_up:
+            raise GaveUp
 
 
 def _reset(connection: socket.socket) -> None:

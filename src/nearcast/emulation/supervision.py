@@ -195,7 +195,8 @@ class Supervisor:
             process.log.say(f"start {process.starts + 1}: {' '.join(filled)}")
             # After that line, which may have the word in it.
             expected = process.log.expect(specification.ready.log) if specification.ready.log is not None else None
-            signal_offspring(process.mark, signal.SIGKILL)  # that the start before has left
+            if process.starts:
+                signal_offspring(process.mark, signal.SIGKILL)  # what the start before has left
             self._spawn(process, command)
         except (EmulationError, OSError) as error:
             reason = str(error) if isinstance(error, EmulationError) else f"{error.strerror}: {error.filename}"

@@ -46,6 +46,7 @@ from nearcast.emulation.control import (
 from nearcast.emulation.deployment import check_events
 from nearcast.emulation.launcher import TEARDOWN_SECONDS
 from nearcast.emulation.programs import Completed, run_program
+from nearcast.emulation.supervision import describe_end
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
 from nearcast.scenario.checks import check_topology
@@ -101,6 +102,7 @@ class Wan:
             yield wan
         finally:
             await _end(launched)
+        _check_end(launched)
 
     @classmethod
     async def up_detached(
@@ -400,6 +402,15 @@ async def _end(launched: _Launched) -> None:
         raise
     finally:
         await asyncio.to_thread(launched.directory.remove_when_dead, _GONE_SECONDS)
+
+
+def _check_end(launched: _Launched) -> None:
+    """Whoever took it down, it ended in order; else whatever ran on it was cut short, and says nothing."""
+    code = launched.process.returncode or 0
+    if code < 0 or code > 128:
+        number = -code if code < 0 else code - 128
+        who = "launcher" if code < 0 else "keeper"
+        raise EmulationError(f"the {who} of WAN {launched.name} was killed ({describe_end(-number)}), and the WAN with it")
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

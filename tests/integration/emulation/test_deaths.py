@@ -101,6 +101,16 @@ def test_nothing_but_a_recognised_directory_is_left_when_all_three_are_killed_at
     assert wan.left_behind() == []
 
 
+def test_a_keeper_that_was_killed_is_not_a_success(wan: MarkedWan) -> None:
+    wan.up(FAMILY, "--loopback")
+    wan.wait_for_line("is up")
+    _kill_keeper(wan)
+    assert wan.process is not None
+    _, complaints = wan.process.communicate(timeout=30)
+    assert wan.process.returncode == 1
+    assert complaints == "nearcast: the keeper of WAN family was killed (SIGKILL), and the WAN with it\n"
+
+
 def test_a_name_can_be_used_again_after_everything_was_killed(wan: MarkedWan) -> None:
     wan.up(FAMILY, "--loopback")
     wan.wait_for_line("is up")

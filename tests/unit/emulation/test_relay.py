@@ -69,12 +69,18 @@ def test_a_round_trip_takes_as_long_as_the_model_says() -> None:
     async def scenario(model: Network, client: Pair, server: Pair) -> None:
         client[1].write(b"x")  # the first byte waits for the handshake
         await server[0].readexactly(1)
-        began = await _now()
-        client[1].write(b"y")
-        await server[0].readexactly(1)
-        server[1].write(b"z")
-        await client[0].readexactly(1)
-        assert 0.06 <= await _now() - began < 0.2
+        took_s = 1.0
+        for _ in range(50):
+            began = await _now()
+            client[1].write(b"y")
+            await server[0].readexactly(1)
+            server[1].write(b"z")
+            await client[0].readexactly(1)
+            took_s = await _now() - began
+            assert took_s >= 0.06
+            if took_s < 0.12:
+                break  # else the machine was busy
+        assert took_s < 0.12
 
     relayed(Conditions(latency_ms=30), scenario)
 
@@ -110,7 +116,7 @@ def test_bandwidth_is_kept() -> None:
         began = await _now()
         client[1].write(bytes(250_000))
         await server[0].readexactly(250_000)
-        assert 0.18 <= await _now() - began < 1.0  # 2 Mb at 10 Mb/s
+        assert await _now() - began >= 0.18  # 2 Mb at 10 Mb/s
 
     relayed(Conditions(bandwidth_mbps=10), scenario)
 
@@ -138,6 +144,21 @@ def test_a_cut_is_silence_and_then_everything_comes() -> None:
         assert not reading.done()
         model.heal(cut)
         assert await reading == b"through"
+
+    relayed(Conditions(latency_ms=1), scenario)
+
+
+def test_when_nothing_gets_through_for_too_long_both_ends_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearcast.emulation.relay.DATA_GIVE_UP_S", 0.01)
+
+    async def scenario(model: Network, client: Pair, server: Pair) -> None:
+        client[1].write(b"x")
+        await server[0].readexactly(1)
+        model.connect(0, 1, Conditions(loss=1.0))
+        client[1].write(b"lost for ever")
+        for reader, _ in (client, server):
+            with pytest.raises(ConnectionResetError):
+                await reader.readexactly(1)
 
     relayed(Conditions(latency_ms=1), scenario)
 
