@@ -59,6 +59,7 @@ class Stream:
         self.state: i64 = CONNECTING
         self.remote: Stream | None = None
         self.finished = False  # the process wants to hear no more of it
+        self._ended_in_boot: i64 = -1  # if everything we had to say arrived, our end included
         self._opened_at: float = self._world.now
         # Sending. `_buffer` holds everything from `_acked` on; bytes below `_next` are on their way.
         self._buffer = bytearray()
@@ -205,7 +206,7 @@ class Stream:
         state = self.state
         if state == DEAD:
             if not flags & RST:
-                self._world.transmit(self.host, packet.sender, Packet(self, RST, 0, b"", 0, 0))
+                self._after_the_end(packet)
             return
         self._heard_at = self._world.now
         if flags & RST:
@@ -237,6 +238,20 @@ class Stream:
         elif flags & PROBE:
             self._transmit(NOTHING, self._next, b"")
 
+    def _after_the_end(self, packet: Packet) -> None:
+        """Old packets do not disturb an orderly end, as in TCP's TIME_WAIT: the peer may have bytes from us yet to read, and a
+        reset would take them away. Whatever is new, or comes to a machine that forgot, finds nobody."""
+        if self._ended_in_boot == self.host.boots and not packet.flags & SYN:
+            fin = 1 if packet.flags & FIN else 0
+            if not packet.data and not fin and not packet.flags & PROBE:
+                return
+            expected = self._arrived.expected
+            if packet.sequence + len(packet.data) + fin <= expected:
+                answer = Packet(self, NOTHING, self._next, b"", expected, self._granted)
+                self._world.transmit(self.host, packet.sender, answer)
+                return
+        self._world.transmit(self.host, packet.sender, Packet(self, RST, 0, b"", 0, 0))
+
     def _connected(self, packet: Packet) -> None:
         self.remote = packet.sender
         self._window_end = packet.window_end
@@ -266,6 +281,7 @@ class Stream:
             count = acked - self._acked
             if count > len(self._buffer):
                 # More than there were bytes: our FIN has arrived, and that was the last thing we had to say.
+                self._ended_in_boot = self.host.boots
                 self._die()
                 return
             self._acked = acked

@@ -382,6 +382,24 @@ class TestEnds:
         assert recorder(world, 1).bytes == b"read me first"
         assert recorder(world, 1).what()[-2:] == ["data", "closed"]
 
+    @pytest.mark.parametrize(
+        "conditions", [Conditions(latency_ms=10.0, duplicate=1.0), Conditions(latency_ms=10.0, reorder=0.5)]
+    )
+    def test_late_packets_do_not_take_away_what_is_yet_to_be_read(self, conditions: Conditions) -> None:
+        for seed in range(10):
+            world = make_world(conditions, seed=seed)
+            ours, theirs = connected(world)
+            world.hosts[1].pause()
+            theirs.write(b"something that was on its way")
+            world.run(world.now + 10)
+            ours.write(pattern(50_000))
+            ours.close()
+            world.run(world.now + 10)
+            assert not world.hosts[0].streams
+            world.hosts[1].resume()
+            assert recorder(world, 1).bytes == pattern(50_000)
+            assert recorder(world, 1).told[-1][1:] == ("closed", "end")
+
     def test_a_reader_that_pauses_while_it_catches_up_gets_everything_and_then_the_end(self) -> None:
         class Hesitant(Recorder):
             def stream_received(self, stream: Stream, data: bytes) -> None:
