@@ -66,7 +66,8 @@ class Document:
                 content = file.read(MAX_FILE_BYTES + 1)
             if len(content) > MAX_FILE_BYTES:
                 raise ConfigError(f"cannot read {what}: larger than {MAX_FILE_BYTES // 2**20} MiB", path=location)
-            text = content.decode("utf-8")
+            # With the mark that some editors put in front.
+            text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             if isinstance(error, OSError):
                 reason = error.strerror or str(error)

@@ -121,3 +121,15 @@ def test_nesting_without_end_is_refused() -> None:
 def test_keys_are_written_as_in_toml() -> None:
     assert key_of(("hosts", 2, "site")) == "hosts[2].site"
     assert key_of(()) == ""
+
+
+def test_the_mark_that_some_editors_put_in_front_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "drawing.toml").write_bytes(b"\xef\xbb\xbfwords = { a = 'b' }\r\n[maybe]\r\ndepht = 1\r\n")
+    with pytest.raises(ConfigError, match=r"drawing\.toml:3: unknown key `maybe\.depht`"):
+        Document.read(tmp_path / "drawing.toml", "the drawing").convert(Drawing)
+
+
+@pytest.mark.parametrize("depth", [10, 150, 300, 450])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ("{a=", "}")])
+def test_deep_nesting_is_refused_in_one_line(opening: str, closing: str, depth: int) -> None:
+    refused(f"words = {opening * depth}1{closing * depth}")

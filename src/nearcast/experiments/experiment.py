@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_origin
 
 import msgspec
 
@@ -117,13 +117,17 @@ class Experiment(Generic[P]):
 
 
 def effective_parameters(experiment: Experiment[P], given: Mapping[str, Any], *, quick: bool) -> P:
-    """The experiment's defaults, changed by ``--quick``, changed by what was asked for (words are turned into numbers)."""
-    known = [field.name for field in msgspec.structs.fields(experiment.parameters)]
-    for key in given:
+    """The experiment's defaults, changed by ``--quick``, changed by what was asked for. Words are turned into numbers; for
+    a parameter that is a tuple or list, ``10,20,50`` is its items."""
+    known = {field.name: field.type for field in msgspec.structs.fields(experiment.parameters)}
+    asked = dict(given)
+    for key, value in given.items():
         if key not in known:
             raise ConfigError(f"{experiment.name} has no parameter `{key}`; it has {', '.join(known)}", key=key)
+        if isinstance(value, str) and get_origin(known[key]) in (tuple, list):
+            asked[key] = [item.strip() for item in value.split(",") if item.strip()]
     try:
-        return msgspec.convert({**(experiment.quick if quick else {}), **given}, experiment.parameters, strict=False)
+        return msgspec.convert({**(experiment.quick if quick else {}), **asked}, experiment.parameters, strict=False)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"`{place.rstrip('`')}`: {message}" if place else message) from None

@@ -100,7 +100,7 @@ class _Load:
             complete = True
         for client in clients:
             client.stop_publishing()
-        waiting = sum(client.waiting for client in clients)
+        waiting, answered = sum(client.waiting for client in clients), self.acknowledgements + self.refusals
         self._ending = True
         for task in (*tasks, flushing):
             task.cancel()
@@ -121,7 +121,8 @@ class _Load:
             acknowledged=self.acknowledgements,
             refused=self.refusals,
             skipped=self.skips,
-            unacknowledged=waiting,
+            # Some answers still came while the clients were ended.
+            unacknowledged=waiting - (self.acknowledgements + self.refusals - answered),
             delivered=self.deliveries,
             duplicated=self.duplicates,
             lost=sum(received.missing for received in self._received.values()),

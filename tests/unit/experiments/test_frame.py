@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nearcast.errors import ConfigError, LocalProtocolError, StorageUnavailable
-from nearcast.experiments import Bound, Experiment, at_least, at_most, effective_parameters, perform
+from nearcast.experiments import Bound, Experiment, Parameters, at_least, at_most, effective_parameters, perform
 from nearcast.experiments.registry import EXPERIMENTS, everything, find
 from nearcast.experiments.run import default_folder
 from nearcast.recording import EventWriter, MessageEvent, read_table
@@ -33,6 +33,19 @@ def test_quick_changes_defaults_and_what_was_asked_for_wins() -> None:
     assert effective_parameters(toy, {"duration_s": 7, "clients": "9"}, quick=True) == ToyParameters(
         scale=0.5, duration_s=7.0, clients=9
     )
+
+
+def test_a_list_is_given_with_commas() -> None:
+    class SweepParameters(Parameters, frozen=True, kw_only=True):
+        thresholds_ms: tuple[int, ...] = (10, 20)
+
+    class Sweep(Experiment[SweepParameters]):
+        name = "sweep"
+        parameters = SweepParameters
+
+    assert effective_parameters(Sweep(), {"thresholds_ms": "5, 50,"}, quick=False) == SweepParameters(thresholds_ms=(5, 50))
+    with pytest.raises(ConfigError, match=r"`thresholds_ms\[1\]`: Expected `int`, got `str`"):
+        effective_parameters(Sweep(), {"thresholds_ms": "5,x"}, quick=False)
 
 
 @pytest.mark.parametrize(
