@@ -53,8 +53,9 @@ SCENARIOS = Page(
 
 A **topology** says where things are: sites, the links between them, hosts at sites, programs on hosts. `nearcast wan` brings
 it up as real network namespaces. A **scenario** is a topology with brokers, clients and what happens to them;
-`nearcast simulate` runs it in virtual time, experiments run it in both worlds. Both are TOML. Every key is optional unless it
-says otherwise; unknown keys are refused, and an error names the file, the line and the key.
+[`nearcast simulate`](../guides/simulating.md) runs it in virtual time, [`nearcast wan up`](../guides/emulating.md) as real
+processes, experiments in both worlds. Both are TOML. Every key is optional unless it says otherwise; unknown keys are refused,
+and an error names the file, the line and the key.
 
 This page is made from the structs in `src/nearcast/scenario` by `scripts/config_reference.py`.
 
@@ -156,6 +157,7 @@ restart_after_s = 3.0
 ```console
 $ nearcast wan up town.toml                  # the topology as network namespaces, with its programs (root, Linux)
 $ nearcast simulate rush-hour.toml --seed 7  # the scenario in virtual time
+$ nearcast wan up rush-hour.toml --seed 7    # the scenario with real brokers and clients, in five minutes
 ```
 
 A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast simulate --list`): the topologies `uav`,

@@ -12,8 +12,8 @@ import pytest
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "simulating.md").read_text()
 
 
-def block(language: str) -> str:
-    found = re.search(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+def block(language: str, begin: str = "") -> str:
+    found = re.search(rf"^```{language}\n({re.escape(begin)}.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found.group(1)
 
@@ -30,13 +30,30 @@ def corrected(program: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "lease.py").write_text(block("python"))
-    (tmp_path / "lease.toml").write_text(block("toml"))
+    (tmp_path / "lease.toml").write_text(block("toml", "# lease.toml\n"))
     return tmp_path
 
 
 def simulate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nearcast", "simulate", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_deployment_does_what_is_shown(folder: Path) -> None:
+    (folder / "plants.toml").write_text(block("toml", "# plants.toml\n"))
+    run = simulate(folder, "plants.toml")
+    assert run.returncode == 0, run.stdout + run.stderr
+    shown = block("console", "$ nearcast simulate plants.toml\n").splitlines()
+    assert [line for line in shown[2:] if line.strip() != "..." and line not in run.stdout.splitlines()] == []
+
+
+def test_random_faults_added_to_it_break_nothing(folder: Path) -> None:
+    plants = block("toml", "# plants.toml\n")
+    rates = re.findall(r"`(\w+_per_minute = \d+)`", GUIDE)
+    assert len(rates) == 3
+    (folder / "plants.toml").write_text("\n".join([plants, "[random_faults]", *rates]))
+    run = simulate(folder, "plants.toml", "--seeds", "5", "--jobs", "1")
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_the_lease_fails_as_shown(folder: Path) -> None:

@@ -24,7 +24,7 @@ from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
 from nearcast.load.tally import LoadSummary
 from nearcast.scenario.events import Crash, Event, FailDisk, Kill, Pause, SkewClock
-from nearcast.scenario.expansion import expand_brokers, expand_clients, topology_of
+from nearcast.scenario.expansion import expand_brokers, expand_clients, expand_processes, topology_of
 from nearcast.scenario.scenario import Broker, Scenario
 from nearcast.scenario.timeline import timeline
 from nearcast.scenario.topology import Process, ReadyCheck, Topology
@@ -48,9 +48,11 @@ class EmulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_brokers(scenario: Scenario) -> Topology:
-    """The scenario's topology with its brokers as processes, ahead of its own."""
+    """The scenario's topology with its brokers as processes, ahead of its own. Where one of its own has a broker's port (as a
+    check of readiness), that one is the broker: Mosquitto, or Nearcast with options."""
     topology = topology_of(scenario)
-    brokers = tuple(_broker(broker) for broker in expand_brokers(scenario))
+    taken = {(process.host, process.ready.port) for process in expand_processes(topology).processes}
+    brokers = tuple(_broker(broker) for broker in expand_brokers(scenario) if (broker.host, broker.port) not in taken)
     return msgspec.structs.replace(topology, processes=(*brokers, *topology.processes))
 
 
@@ -84,7 +86,7 @@ def happening(scenario: Scenario, seed: int) -> tuple[list[Event], list[str]]:
     """What happens in a scenario (its topology loaded), and a line for each kind of it that only the simulator can do."""
     found = timeline(scenario, seed)
     left_out = Counter("wrong clocks" if isinstance(event, SkewClock) else "disk faults" for event in found if _virtual(event))
-    lines = [f"{count} {what} of the scenario are left out: only the simulator has them" for what, count in left_out.items()]
+    lines = [f"only the simulator has {what}: left out ({count} of the scenario)" for what, count in left_out.items()]
     clients = {client.host for client in expand_clients(scenario)}
     if any(isinstance(event, Kill | Crash | Pause) and event.host in clients for event in found):
         lines.append("clients go on when their host is killed, crashed or paused; a crashed one is off the network meanwhile")
@@ -114,6 +116,8 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     async with Wan.up(with_brokers(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
         summaries = await run_load(wan, scenario, happens, run, seed=seed, directory=directory, events=recorded)
         status = await wan.status()
+    for limit in status.limits:
+        run.note(f"{status.mode} mode: {limit}")
     doubts(run, summaries, status)
     for host, summary in summaries.items():
         if not summary.complete:
@@ -137,13 +141,14 @@ async def run_load(
     ``happens`` are the events that happen meanwhile. ``directory`` is where the load processes meet and leave their output,
     ``events`` where they record; its last part is the name of the run.
     """
-    hosts = list(dict.fromkeys(client.host for client in expand_clients(scenario)))
-    brokers = sorted({broker.host for broker in expand_brokers(scenario)})
+    clients = expand_clients(scenario)
+    hosts = list(dict.fromkeys(client.host for client in clients))
+    brokers = sorted({client.broker for client in clients})
     clock = SharedClock(clock_offset_ns())
     path = _write_spec(scenario, seed, clock, directory, events)
     total_s = scenario.duration_s + scenario.settle_s
     stop = stop or asyncio.Event()
-    listener.step(f"{len(hosts)} load processes begin")
+    listener.step(f"clients of {len(hosts)} {'host' if len(hosts) == 1 else 'hosts'} begin")
     async with asyncio.TaskGroup() as group:
         loads = {host: group.create_task(_load(wan, host, path, brokers, PATIENCE_S + total_s, stop)) for host in hosts}
         accompanying = group.create_task(_accompany(wan, hosts, directory, clock, happens, listener, total_s))
@@ -241,8 +246,6 @@ async def _stop(stop: asyncio.Event, signals: asyncio.Queue[Signal]) -> None:
 
 def doubts(run: Listener, summaries: dict[str, LoadSummary], status: WanStatus) -> None:
     """What makes the figures of a run on the WAN questionable."""
-    for limit in status.limits:
-        run.note(f"{status.mode} mode: {limit}")
     for host, summary in summaries.items():
         if summary.error is not None:
             raise EmulationError(f"the load on {host} failed: {summary.error}")

@@ -14,7 +14,8 @@ from nearcast.scenario.workload import Clients
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A Nearcast broker on a host."""
+    """A Nearcast broker on a host. On the emulated WAN, a process of the topology on the same host whose ready check has the
+    same port takes its place: Mosquitto, or a Nearcast with options of its own."""
 
     host: str
     """A host, or with a trailing ``*`` all that begin so."""

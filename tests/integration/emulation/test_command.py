@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.emulation.wans import FAMILY, MarkedWan, marked_wan, wait_until
+from nearcast.experiments.measures import measure
+from nearcast.scenario.files import load_scenario
+from tests.integration.emulation.wans import FAMILY, MarkedWan, marked_wan, modes, wait_until
 from tests.integration.tools import optional
 
 pytestmark = pytest.mark.integration
@@ -266,3 +268,92 @@ def test_ready_made_topologies_are_listed_and_shown(wan: MarkedWan) -> None:
     hosts = shown["matrix"]["hosts"]
     assert shown["matrix"]["one_way_ms"][hosts.index("broker-1")][hosts.index("broker-2")] == 15.0
     assert "broker-1" in wan.run("show", "uav").stdout
+
+
+#: A broker at one site, a publisher at another, a subscriber at a third; the broker is killed in between, a clock goes wrong.
+SCENARIO = """
+name = "plants"
+duration_s = 3
+settle_s = 3
+[topology]
+name = "three-sites"
+sites = [{ name = "vienna" }, { name = "graz" }, { name = "linz" }]
+links = [{ between = ["vienna", "graz"], latency_ms = 5 }, { between = ["vienna", "linz"], latency_ms = 10 }]
+hosts = [{ name = "broker", site = "vienna" }, { name = "machine", site = "graz" }, { name = "office", site = "linz" }]
+[[brokers]]
+host = "broker"
+durable = true
+[[clients]]
+name = "sensor"
+host = "machine"
+broker = "broker"
+clean_start = false
+publish = [{ topic = "plant/{client}", rate_hz = 20, qos = 1 }]
+[[clients]]
+name = "dashboard"
+host = "office"
+broker = "broker"
+clean_start = false
+subscribe = [{ filter = "plant/#", qos = 1 }]
+[[events]]
+kind = "kill"
+at_s = 1
+host = "broker"
+restart_after_s = 0.2
+[[events]]
+kind = "skew"
+at_s = 1
+host = "machine"
+offset_s = 10
+"""
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_a_scenario_runs_with_its_clients_to_its_end(wan: MarkedWan, mode: str) -> None:
+    process = wan.up(SCENARIO, f"--{mode}", "--json", "--out", "results")
+    output, complaints = process.communicate(timeout=90)
+    assert process.returncode == 0, complaints
+    *happenings, last = [json.loads(line) for line in output.splitlines()]
+    texts = [happening["text"] for happening in happenings]
+    begun = texts.index("6 s on the emulated WAN")
+    assert "the processes of broker are killed" in texts[begun:], "after the clients' beginning"
+    clients = last["summary"]["clients"]
+    assert clients["complete"] is True
+    assert set(clients["hosts"]) == {"machine", "office"}
+    delivery = clients["delivery"]
+    assert (delivery["published"], delivery["lost"]) == (60, 0), "kept sessions of a durable broker lose nothing"
+    assert clients["latency"]["p50_ms"] >= 15
+    assert "only the simulator has wrong clocks: left out (1 of the scenario)" in clients["notes"]
+    assert measure(wan.directory / clients["events"], load_scenario(wan.directory / "topology.toml")).delivery.published == 60
+    again = wan.up(SCENARIO, f"--{mode}", "--out", "results").communicate(timeout=60)
+    assert "results has the events of a run already" in again[1]
+    assert wan.left_behind() == []
+
+
+def test_clients_end_with_a_table_when_asked_to(wan: MarkedWan) -> None:
+    process = wan.up(SCENARIO, "--loopback", "--duration", "600")
+    wan.wait_for_line("603 s on the emulated WAN")
+    wan.wait_for_line("broker-mqtt-1883 is ready")
+    process.send_signal(signal.SIGINT)
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    assert "incomplete: plants ended early" in output
+    rows = output.partition("max ms\n")[2].splitlines()
+    assert [line.split()[0] for line in rows[:3]] == ["machine", "office", "all"]
+
+
+def test_a_scenario_without_its_clients_says_so(wan: MarkedWan) -> None:
+    process = wan.up(SCENARIO, "--loopback", "--no-clients", "--duration", "0.2")
+    output, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert "the clients of plants are not started" in complaints
+    assert "clients of" not in output
+
+
+def test_a_protocol_of_the_simulator_is_not_for_the_wan(wan: MarkedWan) -> None:
+    refused = wan.run("up", "probes")
+    assert refused.returncode == 1
+    assert "exists in the simulator only: nearcast simulate probes" in refused.stderr
+    shown = wan.run("show", "swarms")
+    assert shown.returncode == 0, shown.stderr
+    assert "nearcast broker" in shown.stdout

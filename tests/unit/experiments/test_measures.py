@@ -90,6 +90,19 @@ def test_loss_duplicates_and_strays_are_told_apart(tmp_path: Path) -> None:
     assert measured.latencies_ms[Pair("pub-1", "some")].tolist() == [5.0]
 
 
+def test_what_was_sent_before_somebody_subscribed_is_not_lost(tmp_path: Path) -> None:
+    with EventWriter(tmp_path, "r") as events:
+        events.write(MessageEvent(kind="subscribed", at_ns=15, client="all"))
+        events.write(MessageEvent(kind="subscribed", at_ns=99, client="all"))
+        events.write(published("pub-1", 1, 0, 10))
+        events.write(published("pub-1", 1, 1, 20))
+        events.write(published("pub-2", 1, 0, 30))
+        events.write(delivered("all", "pub-2", 1, 0, 30, 1.0))
+    measured = measure(tmp_path, SCENARIO)
+    assert (measured.delivery.expected, measured.delivery.lost) == (2, 1)
+    assert measured.lost == {"all": 1}
+
+
 def test_nothing_recorded_is_nothing_delivered(tmp_path: Path) -> None:
     with EventWriter(tmp_path, "r"):
         pass
