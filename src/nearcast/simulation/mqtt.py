@@ -14,6 +14,7 @@ workload. What must hold is in :mod:`nearcast.simulation.mqtt_invariants`. Setti
 from __future__ import annotations
 
 import math
+from heapq import heappop, heappush
 from typing import Any, Final
 
 import msgspec
@@ -55,71 +56,95 @@ class MqttNode(Node):
             token = TOKENS_PER_BROKER * len(self.brokers)
             self.brokers[broker.port] = protocol.make_broker(host, broker, token)
         workloads = protocol.workloads_of.get(host.name, ())
-        self.clients = [SimulatedClient(host, each, host.world.host(each.client.broker)) for each in workloads]
+        clients = [SimulatedClient(host, each, host.world.host(each.client.broker)) for each in workloads]
+        self._programs: list[SimulatedBroker | SimulatedClient] = [*self.brokers.values(), *clients]
+        self._numbers = {id(program): number for number, program in enumerate(self._programs)}
+        # When each program is looked at next, never later than it has something to do; others wait in the queue unseen.
+        self._looks_at = [math.inf] * len(self._programs)
+        self._queue: list[tuple[float, int]] = []
         # A stream that is no client's was accepted by the broker on its port.
         self._clients_of: dict[Stream, SimulatedClient] = {}
 
     def start(self) -> None:
-        for broker in self.brokers.values():
-            broker.start()
-        for client in self.clients:
-            client.start()
-        self._plan()
+        for program in self._programs:
+            program.start()
+        for program in self._programs:
+            self._plan(program)
 
     def woken(self) -> None:
-        for broker in self.brokers.values():
-            broker.tick()
-        for client in self.clients:
-            before = client.stream
-            client.tick()
-            if client.stream is not None and client.stream is not before:
-                self._clients_of[client.stream] = client
-        self._plan()
+        now = self.host.now
+        queue = self._queue
+        due: list[int] = []
+        while queue and queue[0][0] <= now:
+            when, number = heappop(queue)
+            if when == self._looks_at[number]:  # else an earlier look was asked for since, and has been
+                self._looks_at[number] = math.inf
+                due.append(number)
+        for number in due:
+            program = self._programs[number]
+            program.tick()
+            if isinstance(program, SimulatedClient) and program.stream is not None:
+                self._clients_of[program.stream] = program
+            self._look(number)
+        self._wake()
 
     def accepted(self, stream: Stream, port: int) -> None:
-        self.brokers[port].accepted(stream)
-        self._plan()
+        broker = self.brokers[port]
+        broker.accepted(stream)
+        self._plan(broker)
 
     def opened(self, stream: Stream) -> None:
         client = self._clients_of.get(stream)
         if client is not None:
             client.opened(stream)
-            self._plan()
+            self._plan(client)
 
     def stream_received(self, stream: Stream, data: bytes) -> None:
         client = self._clients_of.get(stream)
         if client is not None:
             client.received(stream, data)
+            self._plan(client)
         else:
-            self.brokers[stream.port].received(stream, data)
-        self._plan()
+            broker = self.brokers[stream.port]
+            broker.received(stream, data)
+            self._plan(broker)
 
     def writable(self, stream: Stream) -> None:
         if stream not in self._clients_of:
-            self.brokers[stream.port].writable(stream)
-            self._plan()
+            broker = self.brokers[stream.port]
+            broker.writable(stream)
+            self._plan(broker)
 
     def closed(self, stream: Stream, reason: str) -> None:
         client = self._clients_of.pop(stream, None)
         if client is not None:
             client.lost(stream, reason)
+            self._plan(client)
         else:
-            self.brokers[stream.port].lost(stream)
-        self._plan()
+            broker = self.brokers[stream.port]
+            broker.lost(stream)
+            self._plan(broker)
 
     def synced(self, token: int) -> None:
         broker = list(self.brokers.values())[token // TOKENS_PER_BROKER]
         broker.synced(token % TOKENS_PER_BROKER)
-        self._plan()
+        self._plan(broker)
 
-    def _plan(self) -> None:
-        deadline = math.inf
-        for broker in self.brokers.values():
-            deadline = min(deadline, broker.next_deadline())
-        for client in self.clients:
-            deadline = min(deadline, client.next_deadline())
-        if deadline < math.inf:
-            self.host.wake_at(deadline)
+    def _plan(self, program: SimulatedBroker | SimulatedClient) -> None:
+        """Something happened to a program."""
+        self._look(self._numbers[id(program)])
+        self._wake()
+
+    def _look(self, number: int) -> None:
+        # A deadline that moved away is found out when the old one comes; one that came nearer has to be known now.
+        deadline = self._programs[number].next_deadline()
+        if deadline < self._looks_at[number]:
+            self._looks_at[number] = deadline
+            heappush(self._queue, (deadline, number))
+
+    def _wake(self) -> None:
+        if self._queue:
+            self.host.wake_at(self._queue[0][0])
 
 
 class Mqtt(Protocol):

@@ -96,6 +96,37 @@ class Stream:
         self.acknowledged_retained = -1
 
 
+class _Index:
+    """Who subscribed to a topic: thousands of clients may each have one of their own."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[tuple[str, int, str], list[tuple[Subscriber, int]]] = {}
+        self._by_wildcard: dict[tuple[str, int], list[tuple[Subscriber, str, int]]] = {}
+
+    def add(self, known: Subscriber) -> None:
+        client = known.client
+        for wanted in client.subscribe:
+            # Of a shared subscription one member gets a message, and which one is the broker's choice: nothing to hold it to.
+            if wanted.filter.startswith(SHARE_PREFIX):
+                continue
+            if "+" in wanted.filter or "#" in wanted.filter:
+                found = self._by_wildcard.setdefault((client.broker, client.port), [])
+                found.append((known, wanted.filter, wanted.qos))
+            else:
+                self._by_topic.setdefault((client.broker, client.port, wanted.filter), []).append((known, wanted.qos))
+
+    def receivers(self, publisher: Client, topic: str) -> list[tuple[Subscriber, int]]:
+        """The subscribers at the publisher's broker, each with the highest QoS of its matching subscriptions."""
+        granted = list(self._by_topic.get((publisher.broker, publisher.port, topic), ()))
+        for known, topic_filter, qos in self._by_wildcard.get((publisher.broker, publisher.port), ()):
+            if matches(topic_filter, topic):
+                granted.append((known, qos))
+        highest: dict[Subscriber, int] = {}
+        for known, qos in granted:
+            highest[known] = max(qos, highest.get(known, qos))
+        return list(highest.items())
+
+
 class Ledger(Invariant):
     """Keeps account of every message of a run; see the module. ``brokers`` finds the broker of a host and port if it runs."""
 
@@ -119,14 +150,16 @@ class Ledger(Invariant):
         self._lost: dict[str, float] = {}
         # Clients whose session a durable broker has promised something in.
         self._assured: set[str] = set()
+        index = _Index()
         for client in clients:
             if client.subscribe:
                 known = Subscriber(client, self._is_promised(client))
                 self._subscribers[client.name] = known
                 self._by_broker.setdefault(client.broker, []).append(known)
+                index.add(known)
         for client in clients:
             for position, publishing in enumerate(client.publish):
-                stream = Stream(client, position, self._receivers(client, publishing.topic))
+                stream = Stream(client, position, index.receivers(client, publishing.topic))
                 self._streams[publisher_number(client.name, position)] = stream
                 self._of_client.setdefault(client.name, []).append(stream)
                 if publishing.retain:
@@ -144,17 +177,6 @@ class Ledger(Invariant):
 
     def _is_promised(self, client: Client) -> bool:
         return self._durable[client.broker, client.port] and (client.protocol == "5.0" or not client.clean_start)
-
-    def _receivers(self, publisher: Client, topic: str) -> list[tuple[Subscriber, int]]:
-        found: list[tuple[Subscriber, int]] = []
-        for known in self._subscribers.values():
-            client = known.client
-            # Of a shared subscription one member gets a message, and which one is the broker's choice: nothing to hold it to.
-            plain = [wanted for wanted in client.subscribe if not wanted.filter.startswith(SHARE_PREFIX)]
-            granted = [wanted.qos for wanted in plain if matches(wanted.filter, topic)]
-            if granted and (client.broker, client.port) == (publisher.broker, publisher.port):
-                found.append((known, max(granted)))
-        return found
 
     # --- what happens ---------------------------------------------------------------------------------------------------
 
