@@ -30,6 +30,7 @@ from nearcast.simulation.stories import show
 from nearcast.simulation.tracing import Line, Tracer
 
 _SHOWN_FAILURES = 10
+_SHOWN_FAULTS = 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class _Request:
         """The exact command that runs this outcome again."""
         parts = ["nearcast", "simulate", self.name, "--seed", str(outcome.seed)]
         if self.duration is not None:
-            parts += ["--duration", f"{self.duration:g}"]
+            parts += ["--duration", repr(self.duration).removesuffix(".0")]  # to the last digit: faults are drawn over it
         if len(outcome.applied) != len(outcome.faults):
             parts += ["--only", ",".join(map(str, outcome.applied)) or "none"]
         return shlex.join(parts)
@@ -106,7 +107,8 @@ def simulate_command(
         explained = _explain(request, failed[0], shrinking, errors)
         outcomes = [explained if outcome.seed == explained.seed else outcome for outcome in outcomes]
     if as_json:
-        print(json.dumps(_as_json(request, outcomes, explained)))
+        # msgspec, because its numbers that are none (nan, endless) are null, as JSON wants them.
+        print(msgspec.json.encode(_as_json(request, outcomes, explained)).decode())
     else:
         _summarise(request, console, outcomes, elapsed_s)
         if explained is not None:
@@ -254,8 +256,10 @@ def _show_failure(request: _Request, console: Console, outcome: Outcome, failed:
         console.print(Text(outcome.story.text()), soft_wrap=True)
     if outcome.applied:
         kept = f"the {len(outcome.applied)} of {len(outcome.faults)} that it takes" if shrunk else str(len(outcome.applied))
+        if len(outcome.applied) > _SHOWN_FAULTS:
+            kept += f", the last {_SHOWN_FAULTS} of them"
         console.print(Text(f"\nFaults: {kept}"), soft_wrap=True)
-        for number in outcome.applied[-20:]:
+        for number in outcome.applied[-_SHOWN_FAULTS:]:
             console.print(Text(f"  {number:4}  {outcome.faults[number]}"), soft_wrap=True)
     others = [other.seed for other in failed if other.seed != outcome.seed]
     if others:

@@ -24,6 +24,9 @@ loose because mypyc would unpack a tuple of known length and pack it again at ev
 KINDS: Final = 16
 BUCKETS_PER_SECOND: Final = 1000.0
 
+FARTHEST_S: Final = 1e12
+"""What is planned for later than this shares a bucket: 'never' is written in many ways, some of them beyond 64 bits."""
+
 MAX_ENTRIES: Final = 5_000_000
 """About a gigabyte of datagrams on their way."""
 
@@ -57,7 +60,7 @@ class Agenda:
             )
         self._size += 1
         entry: Entry = (when, number * KINDS + kind, first, second, third)
-        bucket: i64 = int(when * BUCKETS_PER_SECOND)
+        bucket: i64 = int((when if when < FARTHEST_S else FARTHEST_S) * BUCKETS_PER_SECOND)
         if bucket <= self._current_bucket:
             heappush(self._late, entry)
             return number

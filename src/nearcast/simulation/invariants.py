@@ -34,7 +34,7 @@ class Protocol:
     """What a scenario's ``protocol`` names. One object runs once."""
 
     def build(self, world: World, scenario: Scenario) -> list[Invariant]:
-        """Add the nodes of the scenario to the world (``world.add`` or ``world.add_hosts``); return what must hold."""
+        """Put nodes on the hosts of the topology (``world.place``), or on more (``world.add``); return what must hold."""
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import numbers
 import random
 import time
 import traceback
@@ -113,13 +115,14 @@ def simulate(
     ``observers`` see what the protocol's own invariants see: to record a run, or to hold it to more."""
     began, began_cpu = time.perf_counter(), time.process_time()
     topology = topology_of(scenario)
-    protocol = load_protocol(scenario.protocol, None if options.directory is None else Path(options.directory))
+    with _blamed(scenario.protocol):
+        protocol = load_protocol(scenario.protocol, None if options.directory is None else Path(options.directory))
     network, host_names = build_network(topology, random.Random(f"{seed}/network"))
     world = World(network, seed, tracer, host_names)
     world.segment_bytes = topology.mtu_bytes - HEADER_BYTES
     world.max_events = options.max_events
     with _blamed(scenario.protocol):
-        world.invariants = [*protocol.build(world, scenario), *observers]
+        world.invariants = [*_invariants(protocol.build(world, scenario), scenario.protocol), *observers]
     events = schedule(scenario, seed)
     applied = tuple(range(len(events))) if options.only is None else _chosen(options.only, len(events))
     for number in applied:
@@ -144,7 +147,7 @@ def simulate(
     finally:
         gc.set_threshold(*thresholds)
     with _blamed(scenario.protocol):
-        figures = protocol.report()
+        figures = _figures(protocol.report(), scenario.protocol)
     outcome = Outcome(
         scenario=scenario.name,
         seed=seed,
@@ -182,12 +185,16 @@ def replay(
 def difference(first: Outcome, second: Outcome) -> str | None:
     """How two runs of one seed differ, in words; None if they do not."""
     if (first.digest, first.events, first.violation) == (second.digest, second.events, second.violation):
+        for name in sorted({*first.figures, *second.figures}):
+            one, other = (json.dumps(run.figures.get(name)) for run in (first, second))  # as text: nan is nan
+            if one != other:
+                return f"every event is the same, but the figure {name} is {one:.80} the first time, {other:.80} the second"
         return None
     before = 0.0
-    for one, other in zip(first.checkpoints, second.checkpoints, strict=False):
-        if one != other:
-            return f"they part between {before:g} s and {one[0]:g} s of virtual time"
-        before = one[0]
+    for earlier, later in zip(first.checkpoints, second.checkpoints, strict=False):
+        if earlier != later:
+            return f"they part between {before:g} s and {earlier[0]:g} s of virtual time"
+        before = earlier[0]
     ends = [
         f"{run.events:,} events, {'no violation' if run.violation is None else run.violation.message}"
         for run in (first, second)
@@ -206,6 +213,33 @@ def _blamed(protocol: str) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         raise NearcastError(f"the protocol {protocol} raised {type(error).__name__}: {error} ({place})") from error
+
+
+def _invariants(built: object, protocol: str) -> list[Invariant]:
+    if not isinstance(built, list | tuple) or not all(isinstance(each, Invariant) for each in built):
+        raise ConfigError(f"`protocol`: build() of {protocol} must return a list of invariants, [] if there are none")
+    return list(built)
+
+
+def _figures(reported: object, protocol: str) -> dict[str, Any]:
+    """What a protocol reports as plain data, whatever kinds of numbers it computed with."""
+    try:
+        figures = msgspec.to_builtins(reported, str_keys=True, enc_hook=_number)
+        json.dumps(figures)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"`protocol`: report() of {protocol} must return plain numbers, texts and lists: {error}") from error
+    if not isinstance(figures, dict):
+        raise ConfigError(f"`protocol`: report() of {protocol} must return a dictionary of figures")
+    return figures
+
+
+def _number(value: object) -> int | float:
+    """NumPy's numbers, and others that are registered as such."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is none of these")
 
 
 def _chosen(only: Sequence[int], count: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +75,8 @@ def _answers(tasks: Sequence[_Task], jobs: int) -> Iterator[_Answer]:
         return
     others = set(multiprocessing.active_children())
     # A fresh interpreter for each: what threads or sockets this process has is not copied into them.
-    executor = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_end_with_parent)
     try:
         with _interrupts_ignored():
             futures: list[Future[_Answer]] = [executor.submit(_work, task) for task in tasks]
@@ -101,6 +103,20 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _end_with_parent() -> None:
+    """A process that simulates does not outlive the one that wants its answers. One that is killed cannot end it, and its
+    workers would wait for ever for their next seed."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent's end", daemon=True).start()
 
 
 def _work(task: _Task) -> _Answer:

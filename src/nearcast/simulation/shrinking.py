@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from nearcast.errors import SimulationLimit
 from nearcast.scenario.scenario import Scenario
 from nearcast.simulation.runs import Options, Outcome, simulate
 
@@ -40,9 +41,9 @@ def shrink(
         start = 0
         while start < len(best.applied) and runs < max_runs:
             kept = best.applied[:start] + best.applied[start + size :]
-            attempt = simulate(scenario, failed.seed, msgspec.structs.replace(options, only=kept))
+            attempt = _attempt(scenario, failed.seed, msgspec.structs.replace(options, only=kept))
             runs += 1
-            if attempt.violation is not None and attempt.violation.kind == failed.violation.kind:
+            if attempt is not None and attempt.violation is not None and attempt.violation.kind == failed.violation.kind:
                 best = attempt
                 dropped = True
             else:
@@ -54,3 +55,11 @@ def shrink(
         if size > 1:
             size = (size + 1) // 2
     return best
+
+
+def _attempt(scenario: Scenario, seed: int, options: Options) -> Outcome | None:
+    """A run with fewer faults; None if it runs away, which is not the failure that is looked for."""
+    try:
+        return simulate(scenario, seed, options)
+    except SimulationLimit:
+        return None

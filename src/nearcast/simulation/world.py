@@ -67,7 +67,8 @@ class World:
         self.max_events_at_once: i64 = 2_000_000
         """Without time passing; more than that, and it never will."""
         self.digest: i64 = 0
-        """A hash of every event so far: two runs that differ anywhere differ here."""
+        """A hash of every event so far: what happened when and where, and what datagrams and stream packets contained (of
+        datagrams that are objects of the protocol's own, only that they came)."""
         self.checkpoints: list[tuple[float, int, int]] = []
         """Time, events and digest at each check: where two runs that should be the same part."""
         self.segment_bytes: i64 = 1500 - HEADER_BYTES
@@ -183,7 +184,7 @@ class World:
                 if kind == _DATAGRAM:
                     host = entry[2]
                     message = entry[4]
-                    self._mix(when, host.index + zlib.crc32(message) if isinstance(message, bytes) else host.index)
+                    self._mix(when, host.index + _content(message))
                     source: Host = entry[3]
                     if self.tracer is not None:
                         self._trace_arrival(host, source, message)
@@ -338,7 +339,7 @@ class World:
 
     def _synced(self, host: Host, stamp: tuple[int, int, int], token: int) -> None:
         boots, starts, operation = stamp
-        if host.boots != boots:
+        if host.boots != boots or not host.powered:
             return
         host.disk.flushed(operation)
         if self.tracer is not None:
@@ -389,6 +390,23 @@ class World:
         else:
             why = self._faults.why_unreachable(source, target) if self._faults is not None else "no path leads there"
         tracer.lost(source, target, message, why)
+
+
+def _content(message: object) -> i64:
+    """A number for what a message says, the same in every process: not ``hash``, which is another one each time for text."""
+    if isinstance(message, bytes):
+        return zlib.crc32(message)
+    if isinstance(message, str):
+        return zlib.crc32(message.encode(errors="surrogatepass"))
+    if isinstance(message, int):
+        return message & 0xFFFF_FFFF
+    if isinstance(message, float):
+        return zlib.crc32(repr(message).encode())
+    total: i64 = 0
+    if isinstance(message, tuple):
+        for part in message:
+            total = (total * 31 + _content(part) + 1) & 0xFFFF_FFFF
+    return total
 
 
 def _described(packet: Packet) -> str:

@@ -37,6 +37,12 @@ class Acts(Protocol):
         world.at(1.0, lambda: 1 / 0)
         return []
 
+class Endless(Protocol):
+    def build(self, world, scenario):
+        return []
+    def report(self):
+        return {"mean": float("nan")}
+
 class Cheats(Protocol):
     def build(self, world, scenario):
         world.place("a", Node)
@@ -62,7 +68,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(CHEAT)
-    for name in ("Breaks", "Cheats", "Unbuilt", "Acts"):
+    for name in ("Breaks", "Cheats", "Unbuilt", "Acts", "Endless"):
         (tmp_path / f"{name.lower()}.toml").write_text(OWN % name)
     return tmp_path
 
@@ -118,6 +124,17 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert failed[0]["story"]["last"]
     assert failed[0]["violation"]["message"]
     assert found["replay"] == f"nearcast simulate {SCENARIO} --seed {found['failed'][0]} --duration 30"
+
+
+def test_the_replay_has_the_duration_to_the_last_digit(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    _, out, _ = run(capsys, str(own / "breaks.toml"), "--duration", "1234567.8125")
+    assert out.endswith("--seed 1 --duration 1234567.8125\n")
+
+
+def test_figures_that_are_no_numbers_are_still_json(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    _, out, _ = run(capsys, str(own / "endless.toml"), "--json")
+    assert "NaN" not in out
+    assert json.loads(out)["runs"][0]["figures"] == {"mean": None}
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 
 import pytest
@@ -33,6 +34,14 @@ def test_nothing_beyond_the_limit_comes() -> None:
     # Planned after its bucket was opened, and before the one that waits there.
     agenda.plan(1.0003, 0, "between", None, None)
     assert [agenda.pop(2.0)[2], agenda.pop(2.0)[2]] == ["between", "later in the same bucket"]  # type: ignore[index]
+
+
+def test_never_can_be_written_in_many_ways() -> None:
+    agenda = Agenda()
+    for when in (math.inf, 1e300, 2.0**63, 1e12, 5.0):
+        agenda.plan(when, 0, when, None, None)
+    found = [agenda.pop(math.inf)[0] for _ in range(5)]  # type: ignore[index]
+    assert found == [5.0, 1e12, 2.0**63, 1e300, math.inf]
 
 
 def test_a_number_says_the_kind() -> None:

@@ -7,6 +7,7 @@ import pytest
 from nearcast.errors import StorageUnavailable
 from nearcast.simulation import Disk, World
 from nearcast.simulation.disks import DEFAULT_SYNC_S
+from nearcast.simulation.tracing import Tracer
 from tests.unit.simulation.worlds import make_world, recorder
 
 
@@ -128,6 +129,15 @@ class TestFlushing:
             assert recorder(world, 0).what() == ["start"]
             lost += not disk_of(world).exists("f")
         assert 0 < lost < 20
+
+    def test_a_machine_that_is_off_does_not_say_that_its_data_are_safe(self) -> None:
+        tracer = Tracer()
+        world = make_world(tracer=tracer)
+        disk_of(world).append("f", b"abc")
+        disk_of(world).sync(1)
+        world.hosts[0].crash()
+        world.run(1.0)
+        assert [line.text for line in tracer.lines[0]] == ["starts"]
 
     def test_it_covers_what_was_written_before_it_only(self) -> None:
         lengths = set()

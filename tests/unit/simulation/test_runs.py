@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+import select
+import signal
+import subprocess
+import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 
 from nearcast.errors import ConfigError, InvariantViolated, NearcastError, SimulationLimit
@@ -15,6 +22,7 @@ from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.topology import Host as HostOfTopology
 from nearcast.scenario.topology import Site, SiteLink, Topology
 from nearcast.simulation import Invariant, Node, Protocol, World
+from nearcast.simulation.protocols import load_protocol
 from nearcast.simulation.runs import Options, difference, replay, schedule, simulate
 from nearcast.simulation.seeds import run_seeds, run_verified
 from nearcast.simulation.shrinking import shrink
@@ -90,6 +98,57 @@ class ForgetfulAndFragile(Fragile):
         return super().build(world, scenario)
 
 
+class Chatty(Ticking):
+    """Says something else in every run, at the same times."""
+
+    runs = itertools.count()
+
+    class Node(Ticker):
+        def woken(self) -> None:
+            self.host.send(0, ("run", (next(Chatty.runs), 0.5)), 20)
+
+    node = Node
+
+
+class Miscounts(Ticking):
+    runs = itertools.count()
+
+    def report(self) -> dict[str, Any]:
+        return {"run": next(self.runs), "unknown": math.nan}
+
+
+class Reports(Ticking):
+    reported: Any = None
+
+    def report(self) -> dict[str, Any]:
+        return self.reported  # type: ignore[no-any-return]
+
+
+class Unfinished(Ticking):
+    def build(self, world: World, scenario: Scenario) -> list[Invariant]:
+        super().build(world, scenario)
+        return None  # type: ignore[return-value]
+
+
+class Unmade(Ticking):
+    def __init__(self) -> None:
+        raise ValueError("not today")
+
+
+class FragileOrEndless(Fragile):
+    """Runs away unless somebody restarts."""
+
+    class Node(Ticker):
+        def start(self) -> None:
+            self.host.wake_at(3.0)
+
+        def woken(self) -> None:
+            if all(host.starts == 1 for host in self.host.world.hosts):
+                self.host.wake_at(self.host.now)
+
+    node = Node
+
+
 class Runaway(Ticking):
     class Node(Node):
         def start(self) -> None:
@@ -117,6 +176,23 @@ def scenario(protocol: type[Protocol] = Ticking, **fields: Any) -> Scenario:
     named = f"{Path(__file__)}:{protocol.__qualname__}"
     return Scenario(name="test", topology=TOPOLOGY, protocol=named, **{"duration_s": 10.0, "settle_s": 1.0, **fields})
 
+
+ENDLESS = """
+import os, threading
+from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.topology import Host, Site, Topology
+from nearcast.simulation import Protocol
+from nearcast.simulation.seeds import run_seeds
+
+class Endless(Protocol):
+    def build(self, world, scenario):
+        os.write(1, b"began\\n")
+        threading.Event().wait()
+
+if __name__ == "__main__":
+    topology = Topology(name="one", sites=(Site(name="s"),), hosts=(Host(name="a", site="s"),))
+    run_seeds(Scenario(name="endless", topology=topology, protocol="endless.py:Endless"), range(2), jobs=2)
+"""
 
 CRASHES = tuple(Crash(at_s=float(1 + index), host=host, restart_after_s=0.5) for index, host in enumerate(("a", "b-1", "b-2")))
 
@@ -207,6 +283,14 @@ class TestReplay:
             run_verified(scenario(Forgetful), 4, Options())
         assert "time.time()" in str(caught.value)
 
+    def test_so_is_what_only_messages_say(self) -> None:
+        with pytest.raises(NearcastError, match=r"seed 4 does not determine the run: .* between 0 s and 1 s"):
+            run_verified(scenario(Chatty), 4, Options())
+
+    def test_and_what_only_figures_say(self) -> None:
+        with pytest.raises(NearcastError, match=r"the figure run is 0 the first time, 1 the second"):
+            run_verified(scenario(Miscounts), 4, Options())
+
     def test_a_replay_that_ends_otherwise_is_found(self) -> None:
         failing = scenario(ForgetfulAndFragile, events=CRASHES)
         first = simulate(failing)
@@ -234,6 +318,12 @@ class TestShrinking:
         shrink(failing, simulate(failing), max_runs=5, told=lambda runs, left: told.append(runs))
         assert told[-1] == 5
 
+    def test_a_run_that_runs_away_with_fewer_faults_is_another_failure(self) -> None:
+        failing = scenario(FragileOrEndless, events=CRASHES)
+        options = Options(max_events=2_000)
+        first = simulate(failing, options=options)
+        assert len(shrink(failing, first, options).applied) == 1
+
     def test_a_run_that_holds_is_left_alone(self) -> None:
         outcome = simulate(scenario())
         assert shrink(scenario(), outcome) is outcome
@@ -250,6 +340,46 @@ class TestSeeds:
     def test_an_error_in_another_process_is_one_line(self) -> None:
         with pytest.raises(SimulationLimit, match=r"seed [12]: more than 10 events"):
             run_seeds(scenario(), range(1, 3), Options(max_events=10), jobs=2)
+
+    @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+    def test_no_process_outlives_the_one_that_asked(self, tmp_path: Path, ending: signal.Signals) -> None:
+        """Whoever simulates holds the other end of a pipe; it ends when the last of them is gone."""
+        (tmp_path / "endless.py").write_text(ENDLESS)
+        command = [sys.executable, "endless.py"]
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            began = process.stdout.readline() + process.stdout.readline()
+            assert began == b"began\nbegan\n"
+            process.send_signal(ending)
+            readable, _, _ = select.select([process.stdout], [], [], 30.0)
+            assert readable, "a process that simulates is still there"
+            assert process.stdout.read() == b""
+
+
+class TestWhatAProtocolGivesBack:
+    def test_figures_are_plain_whatever_they_were_computed_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reported = {"mean": numpy.float64(1.5), "count": numpy.int64(3), 7: [Fraction(1, 2), True, None, "text"]}
+        monkeypatch.setattr(loaded(Reports), "reported", reported)
+        assert simulate(scenario(Reports)).figures == {"mean": 1.5, "count": 3, "7": [0.5, True, None, "text"]}
+
+    @pytest.mark.parametrize("reported", [None, 3, {"node": object()}, {"world": 1j}])
+    def test_what_is_no_figure_is_refused(self, monkeypatch: pytest.MonkeyPatch, reported: object) -> None:
+        monkeypatch.setattr(loaded(Reports), "reported", reported)
+        with pytest.raises(ConfigError, match=r"report\(\) of .*:Reports must return"):
+            simulate(scenario(Reports))
+
+    def test_no_list_of_invariants(self) -> None:
+        with pytest.raises(ConfigError, match=r"build\(\) of .*:Unfinished must return a list of invariants"):
+            simulate(scenario(Unfinished))
+
+    def test_one_that_cannot_be_made(self) -> None:
+        with pytest.raises(NearcastError, match=r":Unmade raised ValueError: not today \(test_runs.py:\d+\)"):
+            simulate(scenario(Unmade))
+
+
+def loaded(protocol: type[Protocol]) -> type[Protocol]:
+    """The class as the simulator finds it, in its own copy of this module."""
+    return type(load_protocol(scenario(protocol).protocol))
 
 
 def test_outcomes_can_be_written_and_read() -> None:
