@@ -208,7 +208,7 @@ def show(topology: TopologyName, as_json: AsJson = False) -> None:
     # All pairs of very many hosts take long, and nobody reads them.
     everyone = range(len(names) if as_json else min(len(names), display.MAX_MATRIX))
     rows = tuple(tuple(_finite(network.one_way_ms(source, target)) for target in everyone) for source in everyone)
-    matrix = Matrix(hosts=tuple(names[: len(rows)]), one_way_ms=rows)
+    matrix = Matrix(hosts=tuple(names), one_way_ms=rows)
     if as_json:
         _print_json({"topology": loaded, "matrix": matrix})
         return
@@ -218,15 +218,13 @@ def show(topology: TopologyName, as_json: AsJson = False) -> None:
     for site in loaded.sites:
         here = [name for number, name in enumerate(names) if network.sites[network.site_of(number)] == site.name]
         if here:
-            shown, more = here[: display.MAX_MATRIX], len(here) - display.MAX_MATRIX
+            shown, more = here[: display.MAX_NAMED], len(here) - display.MAX_NAMED
             tail = f" and {more:,} more" if more > 0 else ""
             console.print(f"  {site.name} ({site.tier}): {', '.join(shown)}{tail}", highlight=False)
     for process in loaded.processes:
         console.print(f"  {process.name} on {process.host}: {' '.join(process.command)}", highlight=False)
     console.print()
-    console.print(display.matrix_table(matrix))
-    if len(names) > display.MAX_MATRIX:
-        console.print(f"{len(names) - display.MAX_MATRIX} more hosts: --json has them all", style="dim")
+    console.print(display.matrix_table(matrix, console.width))
 
 
 def _finite(value: float) -> float | None:
@@ -269,7 +267,7 @@ def status(name: Name = None, as_json: AsJson = False) -> None:
     """Show hosts, processes and traffic."""
 
     async def look(wan: Wan) -> tuple[WanStatus, Matrix]:
-        return await wan.status(), await wan.matrix()
+        return await wan.status(), await wan.matrix(None if as_json else display.MAX_ROWS)
 
     now, matrix = _with(name, look)
     if as_json:
@@ -324,11 +322,12 @@ def logs(
 @app.command("matrix", rich_help_panel=LOOK)
 def matrix(name: Name = None, as_json: AsJson = False) -> None:
     """Show the one-way latencies that are expected now."""
-    found = _with(name, lambda wan: wan.matrix())
+    found = _with(name, lambda wan: wan.matrix(None if as_json else display.MAX_MATRIX))
     if as_json:
         _print_json(found)
     else:
-        Console().print(display.matrix_table(found))
+        console = Console()
+        console.print(display.matrix_table(found, console.width))
 
 
 # -- change the network ------------------------------------------------------------------------------------------------------

@@ -345,7 +345,7 @@ async def _draw(wan: Wan, console: Console, recent: display.Recent) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             try:
-                status, matrix = await wan.status(), await wan.matrix()
+                status, matrix = await wan.status(), await wan.matrix(display.MAX_ROWS)
                 live.update(display.picture(status, matrix, list(recent.happenings), recent.progress), refresh=True)
             except EmulationError:
                 pass  # it is not there yet, or not any more

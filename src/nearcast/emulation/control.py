@@ -27,6 +27,9 @@ MAX_REQUEST_BYTES: Final = 256 * 1024
 #: A client gives up on a longer answer. The status of a thousand hosts with a thousand processes is below 1 MB.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
+#: A matrix that fits into an answer.
+MAX_MATRIX_ENTRIES: Final = 1_000_000
+
 Mode = Literal["auto", "namespaces", "loopback"]
 ProcessState = Literal["waiting", "starting", "running", "paused", "stopping", "exited", "killed", "failed"]
 WanState = Literal["starting", "up", "stopping", "failed"]
@@ -134,6 +137,9 @@ class Watch(_Request, tag="watch", frozen=True, kw_only=True):
 
 class AskMatrix(_Request, tag="matrix", frozen=True, kw_only=True):
     """Expected one-way latency between hosts now, in milliseconds; null where nothing gets through. A :class:`Matrix`."""
+
+    rows: int | None = None
+    """Only from the first so many hosts; to all."""
 
 
 class Down(_Request, tag="down", frozen=True, kw_only=True):
@@ -276,7 +282,7 @@ class WanStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    """One-way latencies in milliseconds: ``one_way_ms[i][j]`` is from host i to host j."""
+    """One-way latencies in milliseconds: ``one_way_ms[i][j]`` is from host i to host j. It may be of the first hosts only."""
 
     hosts: tuple[str, ...]
     one_way_ms: tuple[tuple[float | None, ...], ...]

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from nearcast.emulation.control import HostStatus, Matrix
+from nearcast.emulation.control import MAX_MATRIX_ENTRIES, HostStatus, Matrix
 from nearcast.emulation.supervision import Note, Supervisor
 from nearcast.emulation.underlay import Underlay
 from nearcast.errors import EmulationError, NearcastError
@@ -119,12 +119,19 @@ class Deployment:
     def cuts(self) -> tuple[str, ...]:
         return tuple(cut.text for cut in self._cuts)
 
-    def matrix(self) -> Matrix:
+    async def matrix(self, rows: int | None = None) -> Matrix:
+        """Latencies from the first hosts, or all, to all. Others have their turn meanwhile: relays keep their delays here."""
         everyone = range(len(self._names))
-        return Matrix(
-            hosts=tuple(self._names),
-            one_way_ms=tuple(tuple(self._one_way_ms(source, target) for target in everyone) for source in everyone),
-        )
+        sources = everyone[: max(0, rows)] if rows is not None else everyone
+        if len(sources) * len(everyone) > MAX_MATRIX_ENTRIES:
+            raise EmulationError(
+                f"a matrix of {len(everyone)} hosts is too large: ask for at most {MAX_MATRIX_ENTRIES // len(everyone)} rows"
+            )
+        found = []
+        for source in sources:
+            found.append(tuple(self._one_way_ms(source, target) for target in everyone))
+            await asyncio.sleep(0)
+        return Matrix(hosts=tuple(self._names), one_way_ms=tuple(found))
 
     def _one_way_ms(self, source: int, target: int) -> float | None:
         latency_ms = self._model.one_way_ms(source, target)

@@ -313,7 +313,7 @@ class Keeper:
             case ReadLogs():
                 await self._logs(request, connection, supervisor)
             case AskMatrix():
-                return deployment.matrix()
+                return await deployment.matrix(request.rows)
             case SendSignal():
                 self._send_signal(request, connection)
         return None

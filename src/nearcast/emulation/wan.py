@@ -1,8 +1,8 @@
 """An emulated WAN from Python: start one, change it while it runs, run programs on its hosts, take it down.
 
     async with Wan.up("uav") as wan:
-        print((await wan.run("cloud-1", ["ping", "-c", "3", "zone-1-broker"])).output)
-        await wan.move("uav-1", "zone-2")
+        print((await wan.run("swarm-1", ["ping", "-c", "3", "broker-1"])).output)
+        await wan.move("swarm-1", "zone-2")
 
 Everything goes over the control socket of the WAN's keeper, a process of its own: the ``nearcast wan`` commands see and change
 the same WAN. When the ``async with`` block ends, or this process does, however it does, the WAN ends.
@@ -157,9 +157,10 @@ class Wan:
         """Hosts, processes, traffic: everything about it now."""
         return msgspec.convert(await self._client.ask(AskStatus(id=self._client.take_number())), WanStatus)
 
-    async def matrix(self) -> Matrix:
-        """The one-way latencies between hosts that are expected now."""
-        return msgspec.convert(await self._client.ask(AskMatrix(id=self._client.take_number())), Matrix)
+    async def matrix(self, rows: int | None = None) -> Matrix:
+        """The one-way latencies between hosts that are expected now; with ``rows``, only from the first so many hosts."""
+        request = AskMatrix(id=self._client.take_number(), rows=rows)
+        return msgspec.convert(await self._client.ask(request), Matrix)
 
     async def watch(self) -> AsyncIterator[Happening]:
         """Everything that has happened and happens, until the WAN ends."""

@@ -115,15 +115,15 @@ def run(scenario: Callable[[Deployment, FakeUnderlay, Notes], Coroutine[Any, Any
     asyncio.run(main())
 
 
-def latency(deployment: Deployment, source: int, target: int) -> float | None:
-    return deployment.matrix().one_way_ms[source][target]
+async def latency(deployment: Deployment, source: int, target: int) -> float | None:
+    return (await deployment.matrix()).one_way_ms[source][target]
 
 
 def test_move_and_matrix() -> None:
     async def scenario(deployment: Deployment, underlay: FakeUnderlay, notes: Notes) -> None:
-        assert latency(deployment, 0, 2) == 30.0
+        assert await latency(deployment, 0, 2) == 30.0
         await deployment.apply(Move(at_s=0, host="x", site="b"), NOBODY)
-        assert latency(deployment, 0, 2) == 20.0
+        assert await latency(deployment, 0, 2) == 20.0
         assert underlay.told == [("move", 0, 1)]
         assert deployment.host_statuses()[0].site == "b"
 
@@ -135,11 +135,11 @@ def test_a_site_stands_for_the_hosts_that_are_there_now() -> None:
         await deployment.apply(Move(at_s=0, host="x", site="b"), NOBODY)
         await deployment.apply(Cut(at_s=0, source=("b",)), NOBODY)
         assert underlay.told.pop() == ("cut", [0, 1], [2], False)
-        assert latency(deployment, 0, 1) == 0.0
-        assert latency(deployment, 0, 2) is None
+        assert await latency(deployment, 0, 1) == 0.0
+        assert await latency(deployment, 0, 2) is None
         await deployment.apply(Heal(at_s=0), NOBODY)
         assert underlay.told.pop() == ("heal", 1)
-        assert latency(deployment, 0, 2) == 20.0
+        assert await latency(deployment, 0, 2) == 20.0
 
     run(scenario)
 
@@ -166,12 +166,12 @@ def test_a_link_comes_back_as_it_was_in_each_direction() -> None:
         await deployment.change_link(("a", "b"), Conditions(latency_ms=15), True, None)
         await deployment.change_link(("a", "b"), Conditions(latency_ms=99), False, 0.01)
         await notes.wait_for("link a ↔ b is as before")
-        assert (latency(deployment, 0, 1), latency(deployment, 1, 0)) == (15.0, 10.0)
+        assert (await latency(deployment, 0, 1), await latency(deployment, 1, 0)) == (15.0, 10.0)
         await deployment.change_link(("a", "c"), Conditions(latency_ms=1), False, 0.01)
-        assert latency(deployment, 0, 2) == 1.0
+        assert await latency(deployment, 0, 2) == 1.0
         await notes.wait_for("link a ↔ c is as before")
         assert ("disconnect", 0, 2, True) in underlay.told
-        assert latency(deployment, 0, 2) == 35.0
+        assert await latency(deployment, 0, 2) == 35.0
 
     run(scenario)
 
@@ -185,7 +185,7 @@ def test_what_was_changed_again_is_not_undone() -> None:
         await deployment.change_link(("a", "b"), Conditions(latency_ms=60), False, None)
         deployment.schedule((Move(at_s=0.05, host="z", site="a"),), NOBODY)
         await notes.wait_for("z moved to a")
-        assert latency(deployment, 0, 1) == 63.0
+        assert await latency(deployment, 0, 1) == 63.0
         assert not any("as before" in text for text in notes.texts)
 
     run(scenario)
@@ -239,7 +239,7 @@ def test_changes_happen_in_the_order_they_were_asked_for() -> None:
         ]
         await deployment.revive("x")
         await deployment.heal()
-        assert latency(deployment, 0, 2) == 0.0
+        assert await latency(deployment, 0, 2) == 0.0
 
     run(scenario)
 
@@ -250,6 +250,18 @@ def test_a_hundred_thousand_events_cost_no_task_each() -> None:
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) == 2
         assert deployment.pending == 100_000
+
+    run(scenario)
+
+
+def test_a_matrix_of_the_first_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(deployment: Deployment, underlay: FakeUnderlay, notes: Notes) -> None:
+        first = await deployment.matrix(1)
+        assert (first.hosts, first.one_way_ms) == (("x", "y", "z"), ((0.0, 10.0, 30.0),))
+        monkeypatch.setattr("nearcast.emulation.deployment.MAX_MATRIX_ENTRIES", 6)
+        assert len((await deployment.matrix(2)).one_way_ms) == 2
+        with pytest.raises(EmulationError, match="a matrix of 3 hosts is too large: ask for at most 2 rows"):
+            await deployment.matrix()
 
     run(scenario)
 
