@@ -49,7 +49,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Building the world included."""
 
     events_per_second: float
-    """While time passes in the world: without building it and its first hundredth."""
+    """While there is something to do: without building the world, the first hundredth of its time, and settling."""
 
     events_per_cpu_second: float
     pace: tuple[tuple[float, float], ...]
@@ -149,7 +149,8 @@ def main(path: str) -> int:
     except NearcastError as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return 1
-    first, last = (marks[0], marks[-1]) if marks else (_Mark(0.0, 0.0, 0.0, 0),) * 2
+    busy = [mark for mark in marks if mark.now_s <= spec.scenario.duration_s]
+    first, last = (busy[0], busy[-1]) if busy else (_Mark(0.0, 0.0, 0.0, 0),) * 2
     events = last.events - first.events
     result = SimulationResult(
         events=outcome.events,
@@ -160,7 +161,7 @@ def main(path: str) -> int:
         events_per_cpu_second=round(events / max(1e-9, last.cpu_s - first.cpu_s), 1),
         pace=tuple(
             (round(later.now_s, 3), round((later.events - earlier.events) / max(1e-9, later.wall_s - earlier.wall_s), 1))
-            for earlier, later in itertools.pairwise(marks)
+            for earlier, later in itertools.pairwise(busy)
         ),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         violation=outcome.violation,
