@@ -128,7 +128,7 @@ def _list(json: bool) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("experiment", style="bold", no_wrap=True)
     table.add_column("what it shows")
-    table.add_column("held to")
+    table.add_column("held to", no_wrap=True)
     for each in experiments:
         bars = "\n".join(f"{bar.name} {bar.bound}" for bar in each.bars(each.parameters()))
         table.add_row(each.name, each.summary, bars)

@@ -18,9 +18,16 @@ Show = Callable[[Happening], None]
 #: Rows of hosts that a picture has at most; the rest is counted.
 MAX_ROWS = 40
 
-#: Hosts beyond this make a matrix that nobody reads.
-MAX_MATRIX = 16
+#: Hosts that a matrix looks at.
+MAX_MATRIX = 200
 
+#: Hosts of a site that are named.
+MAX_NAMED = 16
+
+_MATRIX_CELL = 6  # "42.5", and what is between columns
+_MATRIX_MARGIN = 6
+
+MAX_PROCESS_WIDTH = 28
 SHOWN_NEIGHBOURS = 3
 SHOWN_HAPPENINGS = 6
 
@@ -74,8 +81,13 @@ def neighbours(matrix: Matrix, index: int) -> str:
 def hosts_table(status: WanStatus, matrix: Matrix) -> Table:
     """One row per host."""
     table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
-    for heading in ("host", "site", "address", "processes", "nearest, ms one way"):
-        table.add_column(heading, no_wrap=heading != "processes", overflow="ellipsis")
+    # In a narrow terminal, neighbours give way to processes.
+    widest = max((len(process.name) + len(" running") for process in status.processes), default=0)
+    table.add_column("host", no_wrap=True)
+    table.add_column("site", no_wrap=True)
+    table.add_column("address", no_wrap=True)
+    table.add_column("processes" if status.processes else "", min_width=min(widest, MAX_PROCESS_WIDTH))
+    table.add_column("nearest, ms one way", no_wrap=True, overflow="ellipsis", ratio=1)
     on_host: dict[str, list[ProcessStatus]] = {}
     for process in status.processes:
         on_host.setdefault(process.host, []).append(process)
@@ -137,18 +149,50 @@ def happening_text(happening: Happening) -> Text:
     return Text(happening_line(happening), _KIND_COLOURS.get(happening.kind, ""))
 
 
-def matrix_table(matrix: Matrix) -> Table:
-    """One-way latencies: from the row's host to the column's, which is numbered so that the table stays narrow."""
-    table = Table(box=None, header_style="dim", pad_edge=False, caption="one way, ms, without jitter; - is no way")
+def matrix_table(matrix: Matrix, width: int) -> RenderableType:
+    """One-way latencies: from the row's host to the column's, which is numbered so that the table stays narrow. Hosts that are
+    equally far from everybody share a row; as many columns are shown as fit."""
+    groups = _alike(matrix)
+    labels = [matrix.hosts[group[0]] + (f" +{len(group) - 1}" if len(group) > 1 else "") for group in groups]
+    fitting = max(2, (width - max(map(len, labels), default=0) - _MATRIX_MARGIN) // _MATRIX_CELL)
+    shown = range(min(len(groups), fitting))
+    hidden = len(matrix.hosts) - sum(len(groups[number]) for number in shown)
+    caption = "one way, ms, without jitter; - is no way"
+    if any(len(groups[number]) > 1 for number in shown):
+        caption += "; +1 is one more such host"
+    if hidden:
+        caption += f"\n{hidden:,} hosts are not shown: --json has them"
+    table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", style="dim", justify="right")
     table.add_column("from \\ to", style="bold", no_wrap=True)
-    shown = range(min(len(matrix.hosts), MAX_MATRIX))
     for column in shown:
-        table.add_column(str(column + 1), justify="right")
+        table.add_column(str(column + 1), justify="right", no_wrap=True)
     for row in shown:
-        values = [milliseconds(matrix.one_way_ms[row][column]) if row != column else "" for column in shown]
-        table.add_row(str(row + 1), matrix.hosts[row], *values)
-    return table
+        values = []
+        for column in shown:
+            source, target = groups[row][0], groups[column][-1]  # two members, where there are two
+            values.append(milliseconds(matrix.one_way_ms[source][target]) if source != target else "")
+        table.add_row(str(row + 1), labels[row], *values)
+    return Group(table, Text(caption, "dim"))
+
+
+def _alike(matrix: Matrix) -> list[list[int]]:
+    """The hosts in groups of which all members are equally far, both ways, from everybody else."""
+    rows = matrix.one_way_ms
+    everyone = range(min(len(rows), MAX_MATRIX))
+    groups: list[list[int]] = []
+    for host in everyone:
+        for group in groups:
+            first = group[0]
+            others = (other for other in everyone if other not in (first, host))
+            if rows[first][host] == rows[host][first] and all(
+                rows[first][other] == rows[host][other] and rows[other][first] == rows[other][host] for other in others
+            ):
+                group.append(host)
+                break
+        else:
+            groups.append([host])
+    return groups
 
 
 class Recent:
