@@ -101,13 +101,13 @@ def test_two_hosts_exchange_messages_and_every_one_is_accounted_for(tmp_path: Pa
         group(
             "pub",
             count=20,
-            start_s=0.7,
+            start_s=1.5,
             publish=(
                 Publishing(topic="s/{client}", rate_hz=20, qos=1, payload_bytes=64),
                 Publishing(topic="s/{index}/second", rate_hz=10, poisson=True, qos=2),
             ),
         ),
-        duration_s=2.2,
+        duration_s=3.0,
         settle_s=1.0,
     )
     with NearcastBroker(tmp_path) as broker:
@@ -159,9 +159,9 @@ def test_two_hosts_exchange_messages_and_every_one_is_accounted_for(tmp_path: Pa
 def test_clients_come_back_after_the_broker_was_killed_and_say_what_that_cost(tmp_path: Path) -> None:
     load = scenario(
         group("sub", count=3, subscribe=(Subscribing(filter="s/#", qos=1),), clean_start=False),
-        group("one", start_s=0.5, publish=(Publishing(topic="s/1", rate_hz=50, qos=1),), clean_start=False),
-        group("zero", start_s=0.5, publish=(Publishing(topic="s/0", rate_hz=50),)),
-        duration_s=5.0,
+        group("one", start_s=1.5, publish=(Publishing(topic="s/1", rate_hz=50, qos=1),), clean_start=False),
+        group("zero", start_s=1.5, publish=(Publishing(topic="s/0", rate_hz=50),)),
+        duration_s=6.0,
         settle_s=2.0,
     )
     with NearcastBroker(tmp_path, data=True) as broker:

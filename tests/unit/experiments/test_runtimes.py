@@ -175,3 +175,10 @@ def test_what_the_scenario_refuses_is_one_line_and_leaves_nothing(
     outcome = perform(found, effective_parameters(found, {key: value}, quick=True), tmp_path / "out")
     assert message in str(outcome.error)
     assert not (tmp_path / "out").exists()
+
+
+def test_memory_is_the_simulators_own_whatever_this_process_has(tmp_path: Path) -> None:
+    ballast = b"x" * 400_000_000
+    scenario = scaled(ScaleParameters(scale=0.005, duration_s=1.0))
+    peak_bytes = in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 1)).peak_bytes
+    assert 10_000_000 < peak_bytes < len(ballast)
