@@ -42,10 +42,15 @@ def tell(tracer: Tracer, names: Sequence[str], violation: InvariantViolated, cau
     wanted = {index for index, name in enumerate(names) if name in involved} or set(range(len(names)))
     own = [line for index in wanted for line in tracer.lines.get(index, ())]
     own.sort(key=lambda line: line.order)
-    own = own[-LAST_LINES:]
+    # Half of the room is shared out evenly, so that a host that talks all the time does not leave a quiet one without a word.
+    share = LAST_LINES // 2 // max(1, len(wanted))
+    reserved = [line for index in wanted for line in list(tracer.lines.get(index, ()))[-share:]] if share else []
+    taken = {line.order for line in reserved}
+    latest = [line for line in own if line.order not in taken][len(reserved) - LAST_LINES :]
+    own = sorted(reserved + latest, key=lambda line: line.order)
     # All faults since then, and the last few before: what was broken already.
     faults = list(tracer.lines.get(WORLD, ()))
-    since = own[0].at_s if own else 0.0
+    since = (latest or own)[0].at_s if own else 0.0
     early = [line for line in faults if line.at_s < since][-5:]
     lines = sorted(own + early + [line for line in faults if line.at_s >= since], key=lambda line: line.order)
     width = min(_NAME_WIDTH, max([len(name_of(line, names)) for line in lines], default=0))
