@@ -102,7 +102,10 @@ async def run_clients(
     for note in notes:
         told.note(note)
     with _directories(output) as (load, events):
-        summaries = await run_load(wan, scenario, happens, told, seed=seed, directory=load, events=events, stop=stop)
+        name = events.absolute().parent.name
+        summaries = await run_load(
+            wan, scenario, happens, told, seed=seed, directory=load, events=events, name=name, stop=stop
+        )
         recent.progress = None
         doubts(told, summaries, await wan.status())
         result = await asyncio.to_thread(_evaluate, scenario, summaries, events, told)

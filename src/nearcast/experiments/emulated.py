@@ -18,7 +18,7 @@ import msgspec
 
 from nearcast.emulation.control import Mode
 from nearcast.emulation.wan import Signal, Wan, WanStatus
-from nearcast.errors import EmulationError
+from nearcast.errors import ConfigError, EmulationError
 from nearcast.experiments.run import Run
 from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
@@ -106,6 +106,8 @@ def run_emulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str, m
 
 
 async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: Mode) -> EmulationResult:
+    if not expand_clients(scenario):
+        raise ConfigError(f"the scenario {scenario.name} has no clients: nothing would happen on the emulated WAN")
     happens, left_out = happening(scenario, seed)
     for line in left_out:
         run.note(line)
@@ -114,7 +116,9 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     # Named by this process, so that two experiments may run at the same time.
     name = f"{scenario.name[:24]}-{os.getpid()}"
     async with Wan.up(with_brokers(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
-        summaries = await run_load(wan, scenario, happens, run, seed=seed, directory=directory, events=recorded)
+        summaries = await run_load(
+            wan, scenario, happens, run, seed=seed, directory=directory, events=recorded, name=run.name_of(events)
+        )
         status = await wan.status()
     for limit in status.limits:
         run.note(f"{status.mode} mode: {limit}")
@@ -134,18 +138,19 @@ async def run_load(
     seed: int,
     directory: Path,
     events: Path,
+    name: str,
     stop: asyncio.Event | None = None,
 ) -> dict[str, LoadSummary]:
     """Run a scenario's clients on a WAN that has its brokers, to the end or until ``stop``; summaries by host.
 
     ``happens`` are the events that happen meanwhile. ``directory`` is where the load processes meet and leave their output,
-    ``events`` where they record; its last part is the name of the run.
+    ``events`` where they record, ``name`` what the run is called there.
     """
     clients = expand_clients(scenario)
     hosts = list(dict.fromkeys(client.host for client in clients))
     brokers = sorted({client.broker for client in clients})
     clock = SharedClock(clock_offset_ns())
-    path = _write_spec(scenario, seed, clock, directory, events)
+    path = _write_spec(scenario, seed, clock, directory, events, name)
     total_s = scenario.duration_s + scenario.settle_s
     stop = stop or asyncio.Event()
     listener.step(f"clients of {len(hosts)} {'host' if len(hosts) == 1 else 'hosts'} begin")
@@ -157,12 +162,12 @@ async def run_load(
     return {host: summary for host, load in loads.items() if (summary := load.result()) is not None}
 
 
-def _write_spec(scenario: Scenario, seed: int, clock: SharedClock, directory: Path, events: Path) -> Path:
+def _write_spec(scenario: Scenario, seed: int, clock: SharedClock, directory: Path, events: Path, name: str) -> Path:
     """What all load processes are told."""
     spec = LoadSpec(
         # What happens was decided by the caller, once: the load only needs to know who publishes what.
         scenario=msgspec.structs.replace(scenario, events=(), mobility=(), random_faults=None),
-        run=events.name,
+        run=name,
         seed=seed,
         meeting=str(directory.absolute()),
         clock_offset_ns=clock.offset_ns,

@@ -141,6 +141,10 @@ class Run(Generic[P]):
             self._outcome.events.append(relative)
         return self.directory(relative)
 
+    def name_of(self, name: str) -> str:
+        """What this part of the run is called in its recorded events: folders of several runs may be read together."""
+        return f"{self.folder.absolute().name}/{name}"
+
     def new_events(self, name: str) -> Path:
         """The same for a runtime that fills it: nothing may be there yet, so that each part of a run has events of its own."""
         directory = self.events(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,7 @@ def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str |
     """
     directory = None if events is None else str(run.new_events(events).absolute())
     spec = SimulationSpec(
-        scenario=scenario, seed=seed, events=directory, run=events or "simulation", search_path=tuple(sys.path)
+        scenario=scenario, seed=seed, events=directory, run=run.name_of(events or "simulation"), search_path=tuple(sys.path)
     )
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "simulation.json"
@@ -173,9 +174,12 @@ def main(path: str) -> int:
 
 
 def _peak_bytes() -> int:
-    """Not from getrusage: a child's maximum there begins with what its parent had."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return 0 if found is None else int(found.group(1)) * 1024
+    """Not from getrusage where it can be helped: a child's maximum there begins with what its parent had."""
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        found = None  # not on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if found is None else int(found.group(1)) * 1024
 
 
 def _say(answers: TextIO, line: _Line) -> None:

@@ -78,7 +78,13 @@ class Column:
 
 
 COLUMNS = (
-    Column("run", "string", "string", False, "Which run the event belongs to; several may be read together."),
+    Column(
+        "run",
+        "string",
+        "string",
+        False,
+        "Which run the event belongs to (for an experiment, `FOLDER/PART`); several may be read together.",
+    ),
     Column("kind", "string", "string", False, "What happened; see below. Readers pass over kinds they do not know."),
     Column("at_ns", "int64", "bigint", False, "When it happened: nanoseconds since 1970 on the run's shared clock."),
     Column("client", "string", "string", False, "The client that saw it."),

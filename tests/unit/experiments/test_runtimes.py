@@ -18,7 +18,7 @@ from nearcast.experiments.registry import find
 from nearcast.experiments.simulated import run_simulated
 from nearcast.experiments.simulator_scale import ScaleParameters, SimulatorScale, scaled
 from nearcast.experiments.wan_accuracy import AccuracyParameters, WanAccuracy
-from nearcast.recording import check
+from nearcast.recording import check, read_table
 from nearcast.scenario.expansion import topology_of
 from nearcast.scenario.scenario import Broker
 from nearcast.scenario.topology import Process, ReadyCheck
@@ -47,6 +47,7 @@ def test_simulated_clients_are_recorded_like_real_ones(tmp_path: Path) -> None:
     result = in_a_run(tmp_path, lambda run: run_simulated(run, scenario, 7, events="simulation"))
     found = check(tmp_path / "out/events/simulation")
     assert found.problems == ()
+    assert set(read_table(tmp_path / "out/events", ["run"]).column("run").to_pylist()) == {"out/simulation"}
     assert set(found.kinds) >= {"published", "acknowledged", "delivered", "connected", "subscribed"}
     delivery = measure(tmp_path / "out/events/simulation", scenario).delivery
     assert (delivery.published, delivery.lost, delivery.duplicated, delivery.unexpected) == (60, 0, 0, 0)
@@ -132,6 +133,7 @@ def test_a_run_may_use_the_emulated_wan_more_than_once(tmp_path: Path) -> None:
     assert max(in_a_run(tmp_path, twice)) < 2_500, "the first began 3 s earlier at least"
     for events in ("first", "second"):
         assert measure(tmp_path / "out/events" / events, scenario).delivery.delivered > 0
+    assert set(read_table(tmp_path / "out/events", ["run"]).column("run").to_pylist()) == {"out/first", "out/second"}
 
 
 def test_the_simulator_imports_nothing_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
