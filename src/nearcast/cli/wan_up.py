@@ -126,7 +126,7 @@ async def bring_up(options: UpOptions) -> int:
     topology, scenario = described.topology, described.scenario
     host = _command_host(topology, options)
     with_clients = scenario is not None and bool(scenario.clients) and _clients_wanted(options)
-    if scenario is not None and scenario.clients and not with_clients:
+    if scenario is not None and scenario.clients and not with_clients and options.clients:
         sys.stderr.write(
             f"nearcast: the clients of {scenario.name} are not started: `nearcast wan up {options.topology}` does\n"
         )
