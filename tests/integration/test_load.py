@@ -203,6 +203,19 @@ def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     assert summary["acknowledgement"]["max_ms"] > 250, "what was due before there was a connection has waited for one"
 
 
+def test_what_a_broker_has_kept_of_an_earlier_run_is_not_of_this_one(tmp_path: Path) -> None:
+    load = scenario(
+        group("sub", subscribe=(Subscribing(filter="t", qos=1),)),
+        group("pub", start_s=1.5, publish=(Publishing(topic="t", rate_hz=20, qos=1, retain=True),)),
+        duration_s=2.0,
+    )
+    with NearcastBroker(tmp_path) as broker:
+        spec = LoadSpec(scenario=load, addresses=here(broker))
+        first, second = finish(start(tmp_path, spec)), finish(start(tmp_path, spec))
+    assert (first["foreign"], second["foreign"]) == (0, 1)
+    assert (second["duplicated"], second["lost"], second["delivered"]) == (0, 0, second["sent"])
+
+
 def test_sigterm_ends_it_with_a_summary_and_whole_files(tmp_path: Path) -> None:
     load = scenario(
         group("both", count=10, publish=(Publishing(topic="t", rate_hz=50),), subscribe=(Subscribing(filter="t"),)),

@@ -69,7 +69,7 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """QoS 0 messages that a client of ours could not take in time: then this process was the bottleneck."""
 
     foreign: int
-    """Messages that are none of this scenario's."""
+    """Messages that are none of this scenario's, or of an earlier run of it that the broker still had."""
 
     latency: Times
     """From sending to delivery."""
