@@ -19,7 +19,7 @@ from nearcast.scenario.files import load_scenario
 from nearcast.scenario.scenario import Broker, Scenario
 from nearcast.scenario.topology import Host, Site, SiteLink, Topology
 from nearcast.scenario.workload import Clients, Publishing, Subscribing
-from nearcast.simulation.mqtt import Mqtt
+from nearcast.simulation.mqtt import Mqtt, MqttNode
 from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.runs import Outcome, simulate
 from tests.simulation.deployments import deployment
@@ -330,6 +330,27 @@ def test_a_queue_that_is_full_is_no_broken_promise() -> None:
         duration_s=4.0,
     )
     assert sum(run(described, seed).figures["lost"] for seed in range(1, 6)) > 0
+
+
+class Watched(Mqtt):
+    """Says how many streams the nodes take for their clients'."""
+
+    def report(self) -> dict[str, Any]:
+        assert self._world is not None
+        nodes = [host.node for host in self._world.hosts]
+        return {**super().report(), "streams": sum(len(node._clients_of) for node in nodes if isinstance(node, MqttNode))}
+
+
+def test_streams_that_were_given_up_are_forgotten() -> None:
+    """A broker that is off for long: attempts end by the client's patience, not by the stream's."""
+    off = scenario(
+        events=(Crash(at_s=1.0, host="broker", restart_after_s=300.0),),
+        duration_s=310.0,
+        rate_hz=0.1,
+        protocol=f"{__file__}:Watched",
+    )
+    figures = simulate(off).figures
+    assert figures["streams"] == figures["clients"]
 
 
 def test_a_host_can_be_broker_and_client() -> None:

@@ -55,15 +55,15 @@ class MqttNode(Node):
         for broker in protocol.brokers_of.get(host.name, ()):
             token = TOKENS_PER_BROKER * len(self.brokers)
             self.brokers[broker.port] = protocol.make_broker(host, broker, token)
+        # A stream that is no client's was accepted by the broker on its port.
+        self._clients_of: dict[Stream, SimulatedClient] = {}
         workloads = protocol.workloads_of.get(host.name, ())
-        clients = [SimulatedClient(host, each, host.world.host(each.client.broker)) for each in workloads]
+        clients = [SimulatedClient(host, each, host.world.host(each.client.broker), self._clients_of) for each in workloads]
         self._programs: list[SimulatedBroker | SimulatedClient] = [*self.brokers.values(), *clients]
         self._numbers = {id(program): number for number, program in enumerate(self._programs)}
         # When each program is looked at next, never later than it has something to do; others wait in the queue unseen.
         self._looks_at = [math.inf] * len(self._programs)
         self._queue: list[tuple[float, int]] = []
-        # A stream that is no client's was accepted by the broker on its port.
-        self._clients_of: dict[Stream, SimulatedClient] = {}
 
     def start(self) -> None:
         for program in self._programs:
@@ -81,10 +81,7 @@ class MqttNode(Node):
                 self._looks_at[number] = math.inf
                 due.append(number)
         for number in due:
-            program = self._programs[number]
-            program.tick()
-            if isinstance(program, SimulatedClient) and program.stream is not None:
-                self._clients_of[program.stream] = program
+            self._programs[number].tick()
             self._look(number)
         self._wake()
 
@@ -116,7 +113,7 @@ class MqttNode(Node):
             self._plan(broker)
 
     def closed(self, stream: Stream, reason: str) -> None:
-        client = self._clients_of.pop(stream, None)
+        client = self._clients_of.get(stream)
         if client is not None:
             client.lost(stream, reason)
             self._plan(client)

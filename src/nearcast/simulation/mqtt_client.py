@@ -83,12 +83,14 @@ class Workload:
 class SimulatedClient:
     """One client, for the life of its host's process."""
 
-    def __init__(self, host: Host, workload: Workload, broker: Host) -> None:
+    def __init__(self, host: Host, workload: Workload, broker: Host, streams: dict[Stream, SimulatedClient]) -> None:
+        """``streams`` says whose stream is whose: a client adds its own, and takes it away when it is done with it."""
         self.host = host
         self.client = workload.client
         self.broker = broker
         self.workload = workload
         self.stream: Stream | None = None
+        self._streams = streams
         self._attempts = Reconnection(BACKOFF, host.rng)
         self._connect_at = math.inf
         self._give_up_at = math.inf
@@ -135,7 +137,7 @@ class SimulatedClient:
         """The stream ended by itself."""
         if stream is not self.stream:
             return
-        self.stream = None
+        self._let_go()
         if self.machine.state == CLOSED:
             self._try_again()
         else:
@@ -147,13 +149,20 @@ class SimulatedClient:
         self._accepted = False
         self._give_up_at = self.host.now + self.machine.settings.connect_timeout_seconds
         self.stream = self.host.connect(self.broker.index, self.client.port)
+        self._streams[self.stream] = self
+
+    def _let_go(self) -> Stream | None:
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            del self._streams[stream]
+        return stream
 
     def _try_again(self) -> None:
         self._give_up_at = math.inf
         self._connect_at = self.host.now + self._attempts.next_delay_seconds()
 
     def _hang_up(self) -> None:
-        stream, self.stream = self.stream, None
+        stream = self._let_go()
         if stream is not None and self._accepted:
             stream.close()
         elif stream is not None:
@@ -269,7 +278,7 @@ class SimulatedClient:
             self._connect()
         elif self._give_up_at <= now:
             # No connection in time.
-            stream, self.stream = self.stream, None
+            stream = self._let_go()
             if stream is not None:
                 stream.reset()
             self._try_again()
