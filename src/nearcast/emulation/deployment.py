@@ -116,6 +116,9 @@ class Deployment:
             for name, number in self.hosts.items()
         )
 
+    def is_crashed(self, host: str) -> bool:
+        return self.host(host) in self._crashed
+
     def cuts(self) -> tuple[str, ...]:
         return tuple(cut.text for cut in self._cuts)
 

@@ -351,6 +351,9 @@ class Keeper:
         name = request.target
         if name in supervisor.processes:
             processes = [supervisor.processes[name]]
+            host = processes[0].process.host
+            if request.action in ("start", "restart") and deployment.is_crashed(host):
+                raise EmulationError(f"{host} has crashed: start it, and {name} with it (`nearcast wan start {host}`)")
         elif name in deployment.hosts:
             if request.action in ("start", "restart"):
                 await deployment.revive(name)

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -138,13 +139,13 @@ class Supervisor:
         self._by_pid: dict[int, Supervised] = {}
         self._readers: set[int] = set()
         self.processes: dict[str, Supervised] = {}
+        run = uuid.uuid4().hex  # two WANs may have the same names, and see each other's processes
         try:
             (output / "logs").mkdir(parents=True, exist_ok=True)
             for process in processes:
                 path = output / "logs" / f"{process.name}.log"
                 log = ProcessLog(path, max_log_bytes, partial(note, "problem", process.name))
-                mark = str(output / "data" / process.name)
-                self.processes[process.name] = Supervised(process, hosts[process.host], log, mark)
+                self.processes[process.name] = Supervised(process, hosts[process.host], log, f"{process.name}/{run}")
         except OSError as error:
             raise EmulationError(f"logs cannot be kept in {output / 'logs'}: {error.strerror}") from error
 

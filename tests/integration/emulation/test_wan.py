@@ -229,6 +229,8 @@ def test_crash_and_start_of_a_host(use: Use) -> None:
         assert not status.hosts[0].up
         assert {process.state for process in status.processes} == {"killed"}
         assert (await wan.matrix()).one_way_ms[1][0] is None
+        with pytest.raises(EmulationError, match="server has crashed: start it, and echo with it"):
+            await wan.start("echo")
         await wan.start("server")
         assert (await wan.status()).hosts[0].up
         assert await round_trip_ms(wan) > 50.0
