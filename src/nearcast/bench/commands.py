@@ -53,7 +53,10 @@ def load(
     pattern: Annotated[Pattern, typer.Option(help="Who talks to whom.")] = Pattern.ONE_TO_ONE,
     qos: Annotated[int, typer.Option(min=0, max=2)] = 0,
     payload: Annotated[int, typer.Option(min=24, help="Payload bytes.")] = 100,
-    seconds: Annotated[float, typer.Option(help="Measured interval; a warm-up of half a second comes before it.")] = 3.0,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", "--duration", "-d", help="Measured interval; a warm-up of half a second comes before it."),
+    ] = 3.0,
     window: Annotated[
         int, typer.Option(min=1, max=65_535, help="QoS 1 and 2 messages in flight per publisher, and per MQTT 5 subscriber.")
     ] = 100,
@@ -136,9 +139,13 @@ def compare(
     ] = None,
     brokers: Annotated[str, typer.Option(help="Brokers to compare, separated by commas; default: all installed.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the table shows medians.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.2, help="Measured interval of a load.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "--duration", "-d", min=0.2, help="Measured interval of a load.")
+    ] = 3.0,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second each.")] = False,
-    output: Annotated[Path, typer.Option(help="Where to write all rounds as JSON.")] = Path("build/bench/results.json"),
+    output: Annotated[Path, typer.Option("--output", "--out", "-o", help="Where to write all rounds as JSON.")] = Path(
+        "build/bench/results.json"
+    ),
 ) -> None:
     """Start the installed brokers one after the other, put the same load on each, and print ratios."""
     console = Console(highlight=False)

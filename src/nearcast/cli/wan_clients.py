@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,34 +99,27 @@ async def run_clients(
     told = Told(recent, show, time.monotonic() - now.uptime_s, scenario.duration_s + scenario.settle_s)
     for note in notes:
         told.note(note)
-    with _directories(output) as (load, events):
-        name = events.absolute().parent.name
-        summaries = await run_load(
-            wan, scenario, happens, told, seed=seed, directory=load, events=events, name=name, stop=stop
-        )
-        recent.progress = None
-        doubts(told, summaries, await wan.status())
-        result = await asyncio.to_thread(_evaluate, scenario, summaries, events, told)
-        result.complete = not stop.is_set() and all(summary.complete for summary in summaries.values())
-        result.events = None if output is None else str(events)
+    load, events = _directories(Path(now.output))
+    name = events.absolute().parent.name
+    summaries = await run_load(wan, scenario, happens, told, seed=seed, directory=load, events=events, name=name, stop=stop)
+    recent.progress = None
+    doubts(told, summaries, await wan.status())
+    result = await asyncio.to_thread(_evaluate, scenario, summaries, events, told)
+    result.complete = not stop.is_set() and all(summary.complete for summary in summaries.values())
+    result.events = None if output is None else str(output / events.name)
     return result
 
 
-@contextlib.contextmanager
-def _directories(output: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Where load processes meet and where they record; kept if there is an output directory."""
-    with contextlib.ExitStack() as stack:
-        try:
-            base = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nearcast-clients-")))
-            load, events = base / "load", base / "events"
-            load.mkdir(parents=True)
-            events.mkdir(parents=True)
-        except OSError as error:
-            where = str(error.filename or output)
-            raise StorageUnavailable(
-                where, f"cannot be written: {error.strerror}; name another directory with --out"
-            ) from error
-        yield load, events
+def _directories(base: Path) -> tuple[Path, Path]:
+    """Where load processes meet, and where they record: beside the WAN's logs, so that they stay or go with them."""
+    load, events = base / "load", base / "events"
+    try:
+        load.mkdir()
+        events.mkdir()
+    except OSError as error:
+        where = str(error.filename or base)
+        raise StorageUnavailable(where, f"cannot be written: {error.strerror}; name another directory with --out") from error
+    return load, events
 
 
 def _evaluate(scenario: Scenario, summaries: dict[str, LoadSummary], events: Path, told: Told) -> ClientsResult:
@@ -172,7 +163,9 @@ def print_result(console: Console, scenario: Scenario, result: ClientsResult) ->
     for note in result.notes:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
     if not result.complete:
-        console.print(f"incomplete: {scenario.name} ended early", style="yellow", highlight=False)
+        console.print(
+            f"incomplete: {scenario.name} ended early; what was on its way counts as lost", style="yellow", highlight=False
+        )
     if result.events is not None:
         console.print(f"recorded events: {result.events}", highlight=False, soft_wrap=True)
 
