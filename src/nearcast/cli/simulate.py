@@ -24,7 +24,7 @@ from nearcast.errors import NearcastError
 from nearcast.scenario.files import load_scenario, ready_scenarios
 from nearcast.scenario.scenario import Scenario
 from nearcast.simulation.runs import Options, Outcome, difference, replay, simulate
-from nearcast.simulation.seeds import nondeterminism, run_seeds, run_verified
+from nearcast.simulation.seeds import nondeterminism, run_seeds
 from nearcast.simulation.shrinking import shrink
 from nearcast.simulation.stories import show
 from nearcast.simulation.tracing import Line, Tracer
@@ -63,7 +63,9 @@ def simulate_command(
     only: Annotated[
         str | None, typer.Option("--only", metavar="N,N", help="Apply only these faults of the schedule; 'none' for none.")
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Run every seed twice and compare.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run every seed twice, and once more in another process, and compare.")
+    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Print everything that happens.")] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, max=1024, help="Processes for --seeds; default: one per core.")
@@ -131,7 +133,7 @@ def _run(
         if trace:
             return [_traced(request, seeds[0], console)]
         if verify:
-            return [run_verified(request.scenario, seeds[0], request.options)]
+            return run_seeds(request.scenario, seeds, request.options, verify=True)
         end_s = request.scenario.duration_s + request.scenario.settle_s
         with _bar(errors, f"seed {seeds[0]}", end_s) as bar:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import select
 import signal
 import subprocess
@@ -106,6 +107,16 @@ class Chatty(Ticking):
     class Node(Ticker):
         def woken(self) -> None:
             self.host.send(0, ("run", (next(Chatty.runs), 0.5)), 20)
+
+    node = Node
+
+
+class DependsOnTheProcess(Ticking):
+    """As the order of a set of text does, and without luck."""
+
+    class Node(Ticker):
+        def woken(self) -> None:
+            self.host.send(0, os.getpid(), 20)
 
     node = Node
 
@@ -336,6 +347,11 @@ class TestSeeds:
         there = run_seeds(scenario(), range(3, 6), jobs=2)
         assert [outcome.seed for outcome in here] == [3, 4, 5] == finished
         assert [difference(one, other) for one, other in zip(here, there, strict=True)] == [None, None, None]
+
+    def test_verified_is_compared_with_another_process_too(self) -> None:
+        assert [outcome.seed for outcome in run_seeds(scenario(), range(3, 5), verify=True)] == [3, 4]
+        with pytest.raises(NearcastError, match="seed 3 does not determine the run"):
+            run_seeds(scenario(DependsOnTheProcess), [3], verify=True)
 
     def test_an_error_in_another_process_is_one_line(self) -> None:
         with pytest.raises(SimulationLimit, match=r"seed [12]: more than 10 events"):
