@@ -2,7 +2,8 @@
 
 ``/tmp/nearcast-UID/NAME`` holds the control socket, the specification and, unless told otherwise, logs and data. Whether a WAN
 is alive is asked of the kernel, not of a process number: launcher and keeper hold a lock on ``NAME/lock`` that ends with them.
-A directory whose lock nobody holds is left over from something that was killed, and is removed by whoever meets it.
+A directory whose lock nobody holds is left over from something that was killed, and is removed by whoever meets it. What is
+not a WAN's, by the words in its lock, is never touched: the base may be any private directory, somebody's home as well.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SOCKET = "control.sock"
 SPECIFICATION = "specification.json"
 _LOCK = "lock"
+_LOCK_TEXT = b"held while this nearcast WAN is alive\n"
 
 _MAX_SOCKET_PATH_BYTES = 107
 
@@ -69,8 +71,31 @@ class WanDirectory:
             os.close(descriptor)
         return False
 
+    def is_ours(self) -> bool:
+        """Whether this is the directory of a WAN, alive or dead, and nothing else that somebody keeps here."""
+        try:
+            return (self.path / _LOCK).read_bytes() == _LOCK_TEXT
+        except OSError:
+            return False
+
+    def make_room(self) -> bool:
+        """Remove an empty directory, as a WAN leaves it that is killed before it has its lock; whether nothing is there now."""
+        try:
+            self.path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
     def remove(self) -> None:
-        """Remove it and all in it; a file that cannot be removed is left."""
+        """Remove it and all in it; a file that cannot be removed is left. The lock goes last: it says whose the rest is."""
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(self.path)):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name != _LOCK:
+                    os.unlink(entry.path)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self, lock: int) -> None:
@@ -86,7 +111,7 @@ class WanDirectory:
         while self.is_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         with contextlib.suppress(NearcastError, OSError), _guarded(self.path.parent):
-            if self.path.exists() and not self.is_alive():
+            if self.is_ours() and not self.is_alive():
                 self.remove()
 
 
@@ -99,7 +124,9 @@ def reserve(base: Path, name: str) -> tuple[WanDirectory, int]:
         raise NearcastError(f"{name!r} cannot name a WAN: use up to 40 letters, digits, - and _")
     with _guarded(base):
         directory = WanDirectory(base / name)
-        if directory.path.exists():
+        if not directory.make_room():
+            if directory.path.is_symlink() or not directory.is_ours():
+                raise NearcastError(f"{directory.path} is in the way, and not a WAN's: use another --name, or {_ADVICE}")
             if directory.is_alive():
                 raise NearcastError(
                     f"a WAN called {name} is running already: end it with `nearcast wan down {name}`, or use another --name"
@@ -107,7 +134,13 @@ def reserve(base: Path, name: str) -> tuple[WanDirectory, int]:
             directory.remove()
         directory.path.mkdir(mode=0o700)
         descriptor = os.open(directory.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.write(descriptor, _LOCK_TEXT)
+        except OSError as error:
+            os.close(descriptor)
+            shutil.rmtree(directory.path, ignore_errors=True)
+            raise NearcastError(f"cannot use {base} for running WANs: {error.strerror}; {_ADVICE}") from error
         return directory, descriptor
 
 
@@ -121,6 +154,8 @@ def running(base: Path) -> list[WanDirectory]:
             if not path.is_dir() or path.is_symlink():
                 continue
             directory = WanDirectory(path)
+            if not directory.is_ours():
+                continue
             if directory.is_alive():
                 alive.append(directory)
             else:

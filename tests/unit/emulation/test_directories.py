@@ -75,3 +75,27 @@ def test_a_base_that_others_could_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NearcastError, match="cannot use"):
         directories.reserve(tmp_path / "file", "one")
+
+
+def test_what_is_not_a_wans_is_never_touched(tmp_path: Path) -> None:
+    """Whoever gives their home directory as the base keeps it."""
+    base = tmp_path / "home"
+    base.mkdir(mode=0o700)
+    for name in ("documents", "locked", "half-written"):
+        (base / name).mkdir()
+        (base / name / "precious").write_text("mine")
+    (base / "locked" / "lock").write_text("of something else")
+    (base / "file").write_text("mine")
+    (base / "link").symlink_to(base / "documents")
+    dead, lock = directories.reserve(base, "dead")
+    os.close(lock)
+    (base / "empty").mkdir()
+    assert directories.running(base) == []
+    assert not dead.path.exists()
+    assert (base / "empty").exists()
+    for name in ("documents", "locked", "file", "link"):
+        with pytest.raises(NearcastError, match=f"{name} is in the way, and not a WAN's: use another --name"):
+            directories.reserve(base, name)
+    assert [path.read_text() for path in sorted(base.glob("*/precious"))] == ["mine"] * 4
+    assert (base / "file").read_text() == "mine"
+    os.close(directories.reserve(base, "empty")[1])  # as a WAN leaves it that is killed before it has its lock
