@@ -126,6 +126,10 @@ def _locate(name_or_path: str | Path, what: str, folder: str) -> Path:
 
 
 def _no_such(name: str, what: str, folder: str) -> str:
+    other, others = ("scenario", "scenarios") if folder == "topologies" else ("topology", "topologies")
+    if name in _names(others):
+        how = "; name it in a scenario: `topology = " + f'"{name}"`' if other == "topology" else ""
+        return f"{shown(name)} is a ready-made {other}, not a {what}{how}"
     ready = _names(folder)
     near = difflib.get_close_matches(name, ready, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"ready-made are {', '.join(ready)}"

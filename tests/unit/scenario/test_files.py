@@ -322,6 +322,8 @@ def test_names_are_looked_up_before_files() -> None:
     assert load_topology("iov").name == "iov"
     with pytest.raises(ConfigError, match=r"no topology 'ov': neither ready-made nor a file; did you mean iov\?"):
         load_topology("ov")
+    with pytest.raises(ConfigError, match="'iov' is a ready-made topology, not a scenario; name it in a scenario"):
+        load_scenario("iov")
     with pytest.raises(ConfigError, match=r"no scenario 'zzzzzz': neither ready-made nor a file"):
         load_scenario("zzzzzz")
     with pytest.raises(ConfigError, match=r"^x/y\.toml: cannot read the topology: No such file"):
