@@ -51,7 +51,9 @@ def run_seeds(
     for answer in _answers([_Task(scenario, seed, options, verify) for seed in seeds], jobs):
         if answer.outcome is None:
             raise SimulationLimit(answer.error or "a run failed")
-        found[answer.outcome.seed] = answer.outcome
+        # Where runs part is asked only of those that are run again, and a night's worth of seeds is a lot of checkpoints.
+        again = verify or not answer.outcome.ok
+        found[answer.outcome.seed] = answer.outcome if again else msgspec.structs.replace(answer.outcome, checkpoints=())
         if finished is not None:
             finished(answer.outcome)
     if verify:

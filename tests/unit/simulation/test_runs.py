@@ -348,6 +348,10 @@ class TestSeeds:
         assert [outcome.seed for outcome in here] == [3, 4, 5] == finished
         assert [difference(one, other) for one, other in zip(here, there, strict=True)] == [None, None, None]
 
+    def test_only_what_is_run_again_keeps_its_checkpoints(self) -> None:
+        assert not any(outcome.checkpoints for outcome in run_seeds(scenario(), range(3)))
+        assert all(outcome.checkpoints for outcome in run_seeds(scenario(Fragile, events=CRASHES), range(3)))
+
     def test_verified_is_compared_with_another_process_too(self) -> None:
         assert [outcome.seed for outcome in run_seeds(scenario(), range(3, 5), verify=True)] == [3, 4]
         with pytest.raises(NearcastError, match="seed 3 does not determine the run"):
