@@ -85,8 +85,8 @@ def simulate_command(
         return
     if scenario is None:
         raise typer.BadParameter("name a scenario; --list shows the ready-made ones", param_hint="SCENARIO")
-    if trace and (as_json or seeds > 1):
-        raise typer.BadParameter("--trace goes with one seed and without --json")
+    if trace and (as_json or verify or seeds > 1):
+        raise typer.BadParameter("--trace goes with one seed and without --json and --verify")
     loaded = load_scenario(scenario)
     if duration is not None:
         loaded = msgspec.structs.replace(loaded, duration_s=duration)

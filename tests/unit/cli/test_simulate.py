@@ -200,7 +200,14 @@ def test_what_cannot_be_run_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "arguments", [(SCENARIO, "--only", "first"), (SCENARIO, "--trace", "--json"), (SCENARIO, "--seeds", "0"), ("--json",)]
+    "arguments",
+    [
+        (SCENARIO, "--only", "first"),
+        (SCENARIO, "--trace", "--json"),
+        (SCENARIO, "--trace", "--verify"),
+        (SCENARIO, "--seeds", "0"),
+        ("--json",),
+    ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     assert run(capsys, *arguments)[0] == 2
