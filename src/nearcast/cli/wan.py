@@ -103,11 +103,13 @@ def up(
         typer.Argument(help="After --: run this on --host, then end with its exit code.", metavar="-- COMMAND"),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Where COMMAND runs; the first host by default.")] = None,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="What to call it; the topology's name by default.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="What to call it; by default as its topology or scenario.")
+    ] = None,
     loopback: Annotated[bool, typer.Option("--loopback", help="Delay connections on loopback: no root, less exact.")] = False,
     namespaces: Annotated[bool, typer.Option("--namespaces", help="Fail rather than fall back to loopback.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--out", "--output", "-o", help="Keep logs, data and recorded events here.", metavar="DIR")
+        Path | None, typer.Option("--out", "-o", help="Keep logs, data and recorded events here.", metavar="DIR")
     ] = None,
     duration: Annotated[
         float | None,
@@ -127,18 +129,19 @@ def up(
     moving: Annotated[
         list[str] | None, typer.Option("--moving", help="With --waypoint: who moves (`car-*`); may be repeated.")
     ] = None,
-    clients: Annotated[
-        bool, typer.Option("--clients/--no-clients", help="Start a scenario's clients; without, it runs until Ctrl-C.")
-    ] = True,
+    no_clients: Annotated[
+        bool, typer.Option("--no-clients", help="Do not start a scenario's clients; it then runs until Ctrl-C.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `nearcast wan down` ends it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per thing that happens, and a last one.")] = False,
 ) -> None:
     """Start the hosts and processes of a topology and keep them until Ctrl-C; or run a scenario, with its clients, to its end.
 
-    Of a scenario: brokers and clients start, events, movement and random faults happen, and a table tells what became of the
-    messages. The same file runs in virtual time with `nearcast simulate`.
+    A scenario's brokers and clients start, its events and faults happen, and a table tells what became of the messages.
 
-    Example: nearcast wan up uav
+    The same file runs in virtual time with `nearcast simulate`.
+
+    Examples: nearcast wan up uav; nearcast wan up mqtt --duration 20
     """
     from nearcast.cli.wan_up import UpOptions, bring_up  # with NumPy, which the other commands start faster without
 
@@ -157,7 +160,7 @@ def up(
         trace=mobility,
         waypoint_mps=waypoint,
         moving=tuple(moving or ()),
-        clients=clients,
+        clients=not no_clients,
         detach=detach,
         as_json=as_json,
         base=_base(),

@@ -117,7 +117,8 @@ def description(options: UpOptions) -> Description:
         scenario = msgspec.structs.replace(scenario, duration_s=options.duration_s)
     topology = emulated.with_brokers(scenario)
     events, notes = emulated.happening(scenario, options.seed)
-    return Description(topology, events + movement(topology, options), scenario, tuple(notes))
+    together = sorted(events + movement(topology, options), key=lambda event: event.at_s)
+    return Description(topology, together, scenario, tuple(notes))
 
 
 async def bring_up(options: UpOptions) -> int:

@@ -210,7 +210,7 @@ def test_two_wans_at_once(wan: MarkedWan) -> None:
 
 
 def test_detached(wan: MarkedWan) -> None:
-    process = wan.up(FAMILY, "--loopback", "--detach", "--name", "apart", "--output", "kept")
+    process = wan.up(FAMILY, "--loopback", "--detach", "--name", "apart", "--out", "kept")
     output, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
     assert "WAN apart is up" in output
