@@ -79,7 +79,7 @@ class WanDirectory:
             return False
 
     def make_room(self) -> bool:
-        """Remove an empty directory, as a WAN leaves it that is killed before it has its lock; whether nothing is there now."""
+        """Remove an empty directory, as a WAN leaves it that is killed before it has its lock; whether the path is free."""
         try:
             self.path.rmdir()
         except FileNotFoundError:

@@ -14,8 +14,8 @@ import pytest
 
 from nearcast.experiments.measures import measure
 from nearcast.scenario.files import load_scenario
-from tests.integration.emulation.wans import FAMILY, MarkedWan, marked_wan, modes, wait_until
-from tests.integration.tools import optional
+from tests.integration.emulation.wans import FAMILY, MarkedWan, marked_wan, modes, require_namespaces, wait_until
+from tests.integration.tools import optional, require
 
 pytestmark = pytest.mark.integration
 
@@ -192,6 +192,18 @@ def test_down_does_not_wait_for_a_start_that_hangs(wan: MarkedWan) -> None:
         wan.process.communicate(timeout=30)
         assert "ended (SIGTERM) before it was ready" in starting.communicate(timeout=30)[1]
     assert wan.left_behind() == []
+
+
+def test_an_unmodified_mosquitto(wan: MarkedWan) -> None:
+    require_namespaces()
+    for tool in ("mosquitto", "mosquitto_pub", "mosquitto_sub"):
+        require(tool)
+    (wan.directory / "mosquitto.conf").write_text("listener 1883 0.0.0.0\nallow_anonymous true\n")
+    command = 'command = ["mosquitto", "-c", "mosquitto.conf"]\nready = { port = 1883 }\n'
+    talk = "mosquitto_pub -h one -t kept -m me -q 1 -r && mosquitto_sub -h one -t kept -C 1 -W 20"
+    process = wan.up(FAMILY[: FAMILY.index("command =")] + command, "--namespaces", "--host", "two", "--", "sh", "-c", talk)
+    output, complaints = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "me\n"), complaints
 
 
 def test_two_wans_at_once(wan: MarkedWan) -> None:
