@@ -113,7 +113,7 @@ def traffic_text(status: WanStatus) -> str:
     if status.mode == "namespaces":
         words.append(f"router late by {traffic.lateness_ms:.2f} ms (p99)")
     else:
-        words.append(f"{traffic.connections} connections")
+        words.append(f"{traffic.connections:,} open {'connection' if traffic.connections == 1 else 'connections'}")
     return " · ".join(words)
 
 
