@@ -40,19 +40,20 @@ def main(arguments: list[str]) -> int:
     owner, lock, detached, starter = (int(argument) for argument in arguments[1:])
     for descriptor in (owner, lock):
         os.set_inheritable(descriptor, False)
+    # Signals wait until there is somebody to pass them on to.
+    passed_on = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     if detached:
         if os.fork() != 0:
             os._exit(0)  # nobody's child: the starter need not wait for it
     else:
         syscalls.signal_when_parent_dies(signal.SIGTERM)
         if os.getppid() != starter:
+            directory.release(lock)
             return 1  # it died before the line above
     with contextlib.suppress(OSError):
         syscalls.adopt_orphans()
     own_pids = _own_pid_namespace()
-    # Signals wait until there is somebody to pass them on to.
-    passed_on = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     keeper = os.fork()
     if keeper == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
