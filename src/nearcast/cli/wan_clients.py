@@ -103,7 +103,7 @@ async def run_clients(
     name = events.absolute().parent.name
     summaries = await run_load(wan, scenario, happens, told, seed=seed, directory=load, events=events, name=name, stop=stop)
     recent.progress = None
-    doubts(told, summaries, await wan.status())
+    doubts(told, summaries)
     result = await asyncio.to_thread(_evaluate, scenario, summaries, events, told)
     result.complete = not stop.is_set() and all(summary.complete for summary in summaries.values())
     result.events = None if output is None else str(output / events.name)

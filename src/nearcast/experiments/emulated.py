@@ -122,7 +122,9 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
         status = await wan.status()
     for limit in status.limits:
         run.note(f"{status.mode} mode: {limit}")
-    doubts(run, summaries, status)
+    doubts(run, summaries)
+    for doubt in status.traffic.doubts:
+        run.note(f"do not trust this run: {doubt}")
     for host, summary in summaries.items():
         if not summary.complete:
             raise EmulationError(f"the load on {host} was ended before the scenario was over")
@@ -249,8 +251,8 @@ async def _stop(stop: asyncio.Event, signals: asyncio.Queue[Signal]) -> None:
     signals.put_nowait("TERM")
 
 
-def doubts(run: Listener, summaries: dict[str, LoadSummary], status: WanStatus) -> None:
-    """What makes the figures of a run on the WAN questionable."""
+def doubts(run: Listener, summaries: dict[str, LoadSummary]) -> None:
+    """What makes the figures of load clients questionable."""
     for host, summary in summaries.items():
         if summary.error is not None:
             raise EmulationError(f"the load on {host} failed: {summary.error}")
@@ -260,5 +262,3 @@ def doubts(run: Listener, summaries: dict[str, LoadSummary], status: WanStatus) 
             run.note(f"the load on {host} sent {summary.late} of {summary.sent} messages 10 ms late or later")
         if summary.dropped:
             run.note(f"the load on {host} could not take {summary.dropped} messages in time")
-    if status.traffic.dropped:
-        run.note(f"the router dropped {status.traffic.dropped} packets for lack of room: do not trust this run")
