@@ -41,7 +41,10 @@ class ClientsResult:
     """None when there is too much of it to look through here."""
 
     lost: dict[str, int]
-    """By host of the subscriber."""
+    """By host of the subscriber; at QoS 1 and 2, where that can be told apart."""
+
+    lost_at_qos_0: dict[str, int]
+    """The others, which nobody promised."""
 
     latency: Times
     """Of all deliveries."""
@@ -128,15 +131,18 @@ def _evaluate(scenario: Scenario, summaries: dict[str, LoadSummary], events: Pat
             f"more than {MAX_EVALUATED:,} events: losses are those between the first and the last message of a subscriber"
         )
         lost = {host: summary.lost for host, summary in summaries.items()}
-        return ClientsResult(False, summaries, None, lost, Times(), told.notes)
+        return ClientsResult(False, summaries, None, lost, {}, Times(), told.notes)
     measured = measure(events, scenario)
     host_of = {client.name: client.host for client in expand_clients(scenario)}
-    by_host: Counter[str] = Counter()
+    unpromised: Counter[str] = Counter()
+    for subscriber, count in measured.lost_at_qos_0.items():
+        unpromised[host_of[subscriber]] += count
+    lost_of: Counter[str] = Counter()
     for subscriber, count in measured.lost.items():
-        by_host[host_of[subscriber]] += count
-    return ClientsResult(
-        False, summaries, measured.delivery, dict(by_host), _times(list(measured.latencies_ms.values())), told.notes
-    )
+        lost_of[host_of[subscriber]] += count
+    latency = _times(list(measured.latencies_ms.values()))
+    lost_of.subtract(unpromised)
+    return ClientsResult(False, summaries, measured.delivery, dict(lost_of), dict(unpromised), latency, told.notes)
 
 
 def _times(latencies_ms: Sequence[Any]) -> Times:
@@ -160,6 +166,11 @@ def print_result(console: Console, scenario: Scenario, result: ClientsResult) ->
     everyone = list(result.hosts.values())
     table.add_row("all", *_row(everyone, sum(result.lost.values()), result.latency), style="bold")
     console.print(table)
+    unpromised = sum(result.lost_at_qos_0.values())
+    if unpromised:
+        console.print(
+            f"besides, {unpromised:,} were lost at QoS 0, which promises nothing when connections break", highlight=False
+        )
     for note in result.notes:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
     if not result.complete:

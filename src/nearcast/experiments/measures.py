@@ -42,6 +42,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """Expected deliveries that never were."""
 
+    lost_at_qos_0: int
+    """Those of them at QoS 0, of the publisher or of the subscription: it promises nothing when connections break."""
+
     duplicated: int
     """Deliveries of what a subscriber had already."""
 
@@ -59,17 +62,21 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     lost: dict[str, int]
     """Expected deliveries that never were, by subscriber."""
 
+    lost_at_qos_0: dict[str, int]
+    """Those of them at QoS 0."""
 
-def expected_pairs(scenario: Scenario) -> dict[Pair, set[int]]:
-    """Who gets which streams of whom."""
-    pairs: dict[Pair, set[int]] = defaultdict(set)
+
+def expected_pairs(scenario: Scenario) -> dict[Pair, dict[int, int]]:
+    """Who gets which streams of whom, and at which QoS."""
+    pairs: dict[Pair, dict[int, int]] = defaultdict(dict)
     clients = expand_clients(scenario)
     for publisher in clients:
         for stream, publishing in enumerate(publisher.publish):
             for subscriber in clients:
                 same_broker = (subscriber.broker, subscriber.port) == (publisher.broker, publisher.port)
-                if same_broker and any(matches(wanted.filter, publishing.topic) for wanted in subscriber.subscribe):
-                    pairs[Pair(publisher.name, subscriber.name)].add(stream)
+                granted = [wanted.qos for wanted in subscriber.subscribe if matches(wanted.filter, publishing.topic)]
+                if same_broker and granted:
+                    pairs[Pair(publisher.name, subscriber.name)][stream] = min(publishing.qos, max(granted))
     return dict(pairs)
 
 
@@ -111,22 +118,28 @@ def measure(events: Path, scenario: Scenario) -> Measured:
             if seen[pair, identity] == 1 and not retained:
                 latencies[pair].append((sent_ns, (received_ns - sent_ns) / 1e6))
     expected = {
-        (pair, identity)
+        (pair, identity): streams[stream]
         for pair, streams in pairs.items()
         for stream, identity, sent_ns in published[pair.publisher]
         # One who never managed to subscribe has lost everything.
         if stream in streams and sent_ns >= subscribed_ns.get(pair.subscriber, sent_ns)
     }
-    lost = expected - seen.keys()
+    lost = expected.keys() - seen.keys()
+    lost_at_qos_0 = {one for one in lost if expected[one] == 0}
     delivery = Delivery(
         published=sum(map(len, published.values())),
         acknowledged=acknowledged,
         expected=len(expected),
         delivered=seen.total(),
         lost=len(lost),
+        lost_at_qos_0=len(lost_at_qos_0),
         duplicated=seen.total() - len(seen),
         unexpected=unexpected,
     )
     ordered = {pair: np.array([latency for _, latency in sorted(values)]) for pair, values in latencies.items()}
-    by_subscriber = Counter(pair.subscriber for pair, _ in lost)
-    return Measured(delivery=delivery, latencies_ms=ordered, lost=dict(by_subscriber))
+    return Measured(
+        delivery=delivery,
+        latencies_ms=ordered,
+        lost=dict(Counter(pair.subscriber for pair, _ in lost)),
+        lost_at_qos_0=dict(Counter(pair.subscriber for pair, _ in lost_at_qos_0)),
+    )

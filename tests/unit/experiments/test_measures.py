@@ -21,9 +21,13 @@ SCENARIO = Scenario(
     brokers=(Broker(host="one"), Broker(host="two")),
     clients=(
         Clients(
-            name="pub", host="one", broker="one", count=2, publish=(Publishing(topic="a/{client}"), Publishing(topic="b"))
+            name="pub",
+            host="one",
+            broker="one",
+            count=2,
+            publish=(Publishing(topic="a/{client}", qos=1), Publishing(topic="b")),
         ),
-        Clients(name="all", host="two", broker="one", subscribe=(Subscribing(filter="#"),)),
+        Clients(name="all", host="two", broker="one", subscribe=(Subscribing(filter="#", qos=1),)),
         Clients(name="some", host="two", broker="one", subscribe=(Subscribing(filter="a/pub-1"), Subscribing(filter="c"))),
         Clients(name="elsewhere", host="two", broker="two", subscribe=(Subscribing(filter="#"),)),
     ),
@@ -66,9 +70,9 @@ def hash_of(publisher: str, stream: int) -> int:
 
 def test_who_gets_what_follows_from_filters_and_brokers() -> None:
     assert expected_pairs(SCENARIO) == {
-        Pair("pub-1", "all"): {0, 1},
-        Pair("pub-1", "some"): {0},
-        Pair("pub-2", "all"): {0, 1},
+        Pair("pub-1", "all"): {0: 1, 1: 0},
+        Pair("pub-1", "some"): {0: 0},
+        Pair("pub-2", "all"): {0: 1, 1: 0},
     }
 
 
@@ -101,6 +105,16 @@ def test_what_was_sent_before_somebody_subscribed_is_not_lost(tmp_path: Path) ->
     measured = measure(tmp_path, SCENARIO)
     assert (measured.delivery.expected, measured.delivery.lost) == (2, 1)
     assert measured.lost == {"all": 1}
+
+
+def test_what_nobody_promised_is_counted_apart(tmp_path: Path) -> None:
+    with EventWriter(tmp_path, "r") as events:
+        events.write(published("pub-1", 0, 0, 10))
+        events.write(published("pub-1", 1, 0, 20))
+    measured = measure(tmp_path, SCENARIO)
+    assert (measured.delivery.lost, measured.delivery.lost_at_qos_0) == (3, 2)
+    assert measured.lost == {"all": 2, "some": 1}
+    assert measured.lost_at_qos_0 == {"all": 1, "some": 1}
 
 
 def test_nothing_recorded_is_nothing_delivered(tmp_path: Path) -> None:
