@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from nearcast.emulation.control import Traffic
 from nearcast.emulation.namespaces import raise_file_limit
 from nearcast.emulation.relay import Relay
-from nearcast.emulation.underlay import Streams
+from nearcast.emulation.underlay import Streams, connects
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
 from nearcast.scenario.assembly import build_network
@@ -159,13 +159,7 @@ class LoopbackUnderlay:
 
     async def accepts(self, host: int, port: int) -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            try:
-                async with asyncio.timeout(1.0):
-                    await asyncio.get_running_loop().sock_connect(probe, (self.address(host, host), port))
-            except (OSError, TimeoutError):
-                return False
-        return True
+            return await connects(probe, self.address(host, host), port)
 
     async def move(self, host: int, site: int) -> None:
         self._network.move(host, site)

@@ -10,7 +10,7 @@ from nearcast.emulation.control import Traffic
 from nearcast.emulation.namespaces import HostNamespace, address_of, create_hosts
 from nearcast.emulation.router import Durations, Router
 from nearcast.emulation.supervision import describe_end
-from nearcast.emulation.underlay import Streams
+from nearcast.emulation.underlay import Streams, connects
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
 from nearcast.scenario.topology import Topology
@@ -66,13 +66,7 @@ class NamespaceUnderlay:
     async def accepts(self, host: int, port: int) -> bool:
         probe = self._hosts[host].call(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         with probe:
-            probe.setblocking(False)
-            try:
-                async with asyncio.timeout(1.0):
-                    await asyncio.get_running_loop().sock_connect(probe, (self.address(host, host), port))
-            except (OSError, TimeoutError):
-                return False
-        return True
+            return await connects(probe, self.address(host, host), port)
 
     async def move(self, host: int, site: int) -> None:
         await asyncio.to_thread(self._running().move, host, site)

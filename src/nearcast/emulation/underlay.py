@@ -7,6 +7,8 @@ it has.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -69,3 +71,14 @@ class Underlay(Protocol):
 
     def reaped(self, process: int, code: int) -> bool:
         """A child of the keeper ended: whether it was one of the underlay's own."""
+
+
+async def connects(probe: socket.socket, address: str, port: int) -> bool:
+    """Whether somebody accepts connections there, as seen from the network that ``probe`` was made in."""
+    probe.setblocking(False)
+    try:
+        async with asyncio.timeout(1.0):
+            await asyncio.get_running_loop().sock_connect(probe, (address, port))
+    except (OSError, TimeoutError):
+        return False
+    return True
