@@ -21,6 +21,7 @@ from nearcast.emulation.underlay import Underlay
 from nearcast.errors import EmulationError, NearcastError
 from nearcast.network.conditions import Conditions, JitterKind
 from nearcast.scenario.assembly import build_network
+from nearcast.scenario.changes import Changes
 from nearcast.scenario.checks import event_problems
 from nearcast.scenario.events import (
     ChangeAccess,
@@ -83,7 +84,7 @@ class Deployment:
         self._site_numbers = {name: number for number, name in enumerate(self._sites)}
         self._cuts: list[_Cut] = []
         self._crashed: dict[int, _Cut] = {}
-        self._revisions: dict[object, int] = {}
+        self._changes = Changes()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         """Held while the network is changed: changes happen in the order they were asked for, in the underlay and in the
@@ -263,19 +264,20 @@ class Deployment:
         a, b = self._site(between[0]), self._site(between[1])
         directions = [(a, b)] if one_way else [(a, b), (b, a)]
         async with self._changing:
-            before = [self._model.link_conditions(source, target) for source, target in directions]
+            for direction in directions:
+                self._changes.note(direction, self._model.link_conditions(*direction), conditions, lasting=for_s is None)
             await self._underlay.connect(a, b, conditions, one_way)
             self._model.connect(a, b, conditions, one_way)
-            revision = self._revise(*directions)
+            change = self._changes.claim(*directions)
         text = f"{between[0]} {'→' if one_way else '↔'} {between[1]}"
         self._note("event", between[0], f"link {text}: {conditions.described()}")
         if for_s is not None:
 
             async def restore() -> None:
                 async with self._changing:
-                    mine = [entry for entry in zip(directions, before, strict=True) if self._revisions[entry[0]] == revision]
-                    for direction, old in mine:
-                        await self._restore_link(direction, old)
+                    mine = [direction for direction in directions if self._changes.is_last(direction, change)]
+                    for direction in mine:
+                        await self._restore_link(direction, self._changes.usual(direction))
                 if mine:
                     self._note("undone", between[0], f"link {text} is as before")
 
@@ -293,17 +295,17 @@ class Deployment:
     async def change_access(self, host: str, conditions: Conditions, for_s: float | None) -> None:
         number = self.host(host)
         async with self._changing:
-            before = self._model.access_conditions(number)
+            self._changes.note(number, self._model.access_conditions(number), conditions, lasting=for_s is None)
             await self._set_access(number, conditions)
-            revision = self._revise(number)
+            change = self._changes.claim(number)
         self._note("event", host, f"access of {host}: {conditions.described()}")
         if for_s is not None:
 
             async def restore() -> None:
                 async with self._changing:
-                    if self._revisions[number] != revision:
+                    if not self._changes.is_last(number, change):
                         return
-                    await self._set_access(number, before)
+                    await self._set_access(number, self._changes.usual(number))
                 self._note("undone", host, f"access of {host} is as before")
 
             self._later(for_s, restore(), f"restoring access of {host}")
@@ -311,13 +313,6 @@ class Deployment:
     async def _set_access(self, host: int, conditions: Conditions) -> None:
         await self._underlay.set_access(host, conditions)
         self._model.set_access(host, conditions)
-
-    def _revise(self, *subjects: object) -> int:
-        """A new number for these subjects: who wants to undo a change looks whether it is still the last one."""
-        revision = max(self._revisions.values(), default=0) + 1
-        for subject in subjects:
-            self._revisions[subject] = revision
-        return revision
 
     # -- processes of a host -----------------------------------------------------------------------------------------------
 

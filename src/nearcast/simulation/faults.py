@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from nearcast.errors import ConfigError
 from nearcast.network.conditions import Conditions
+from nearcast.scenario.changes import Changes
 from nearcast.scenario.events import (
     ChangeAccess,
     ChangeLink,
@@ -39,13 +40,7 @@ class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
         self._cuts: dict[int, tuple[frozenset[int], frozenset[int], bool, str]] = {}
-        # Who changed what last: a number per link, access link, disk and paused host.
-        self._changes: dict[object, int] = {}
-        self._change = 0
-        # What comes back: as it was at first, or as the last event without an end left it.
-        self._usual_access: dict[int, Conditions] = {}
-        self._usual_links: dict[tuple[int, int], Conditions | None] = {}
-        self._usual_disks: dict[int, tuple[bool, float]] = {}
+        self._changes = Changes()
 
     def apply(self, event: Event) -> None:
         self._trace(describe(event))
@@ -59,7 +54,7 @@ class Faults:
                 host.pause()
                 self._later(("pause", host.index), for_s, host.resume, f"{name} goes on")
             case Resume(host=name):
-                self._claim(("pause", self._host(name).index))
+                self._changes.claim(("pause", self._host(name).index))
                 self._host(name).resume()
             case Cut():
                 self._cut(event)
@@ -96,7 +91,7 @@ class Faults:
             lost = host.crash()
             if lost:
                 self._trace(f"the disk of {host.name} lost {lost} bytes that were not flushed")
-        self._claim(("pause", host.index))
+        self._changes.claim(("pause", host.index))
         self._later(("restart", host.index), event.restart_after_s, host.boot, f"{host.name} starts again")
 
     def _cut(self, event: Cut) -> None:
@@ -119,62 +114,55 @@ class Faults:
         pairs = [(a, b)] if event.one_way else [(a, b), (b, a)]
         network = self._world.network
         for pair in pairs:
-            self._usual_links.setdefault(pair, network.link_conditions(*pair))
-            if event.for_s is None:
-                self._usual_links[pair] = event.conditions
+            link = ("link", pair)
+            self._changes.note(link, network.link_conditions(*pair), event.conditions, lasting=event.for_s is None)
             network.connect(*pair, event.conditions, one_way=True)
 
             def restore(pair: tuple[int, int] = pair) -> None:
-                before = self._usual_links[pair]
+                before: Conditions | None = self._changes.usual(("link", pair))
                 if before is None:
                     network.disconnect(*pair, one_way=True)
                 else:
                     network.connect(*pair, before, one_way=True)
 
-            self._later(("link", pair), event.for_s, restore, f"the link {' - '.join(event.between)} is as before")
+            self._later(link, event.for_s, restore, f"the link {' - '.join(event.between)} is as before")
 
     def _change_access(self, event: ChangeAccess) -> None:
         host = self._host(event.host)
         network = self._world.network
-        self._usual_access.setdefault(host.index, network.access_conditions(host.index))
-        if event.for_s is None:
-            self._usual_access[host.index] = event.conditions
+        access = ("access", host.index)
+        self._changes.note(access, network.access_conditions(host.index), event.conditions, lasting=event.for_s is None)
         network.set_access(host.index, event.conditions)
 
         def restore() -> None:
-            network.set_access(host.index, self._usual_access[host.index])
+            network.set_access(host.index, self._changes.usual(access))
 
-        self._later(("access", host.index), event.for_s, restore, f"the access link of {host.name} is as before")
+        self._later(access, event.for_s, restore, f"the access link of {host.name} is as before")
 
     def _fail_disk(self, event: FailDisk) -> None:
         host = self._host(event.host)
         disk = host.disk
-        self._usual_disks.setdefault(host.index, (disk.full, disk.sync_s))
+        before = (disk.full, disk.sync_s)
         disk.full = event.full
         disk.sync_s = DEFAULT_SYNC_S if event.sync_s is None else event.sync_s
-        if event.for_s is None:
-            self._usual_disks[host.index] = (disk.full, disk.sync_s)
+        subject = ("disk", host.index)
+        self._changes.note(subject, before, (disk.full, disk.sync_s), lasting=event.for_s is None)
 
         def restore() -> None:
-            disk.full, disk.sync_s = self._usual_disks[host.index]
+            disk.full, disk.sync_s = self._changes.usual(subject)
 
-        self._later(("disk", event.host), event.for_s, restore, f"the disk of {event.host} is well again")
+        self._later(subject, event.for_s, restore, f"the disk of {event.host} is well again")
 
     # --- tools ---
 
-    def _claim(self, what: object) -> int:
-        self._change += 1
-        self._changes[what] = self._change
-        return self._change
-
-    def _later(self, what: object, after_s: float | None, action: Callable[[], None], text: str) -> None:
+    def _later(self, what: Hashable, after_s: float | None, action: Callable[[], None], text: str) -> None:
         """Undo a change after a while, unless another one has taken its place by then."""
-        change = self._claim(what)
+        change = self._changes.claim(what)
         if after_s is None:
             return
 
         def undo() -> None:
-            if self._changes.get(what) == change:
+            if self._changes.is_last(what, change):
                 self._trace(text)
                 action()
 

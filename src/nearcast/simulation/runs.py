@@ -21,7 +21,6 @@ import msgspec
 
 from nearcast.errors import ConfigError, InvariantViolated, NearcastError
 from nearcast.scenario.assembly import build_network
-from nearcast.scenario.events import Event
 from nearcast.scenario.expansion import topology_of
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.timeline import timeline
@@ -96,11 +95,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_events: int = 2_000_000_000
 
 
-def schedule(scenario: Scenario, seed: int) -> tuple[Event, ...]:
-    """Everything that is to happen to a deployment: what the scenario says and what the seed draws, by time."""
-    return timeline(scenario, seed)
-
-
 def simulate(
     scenario: Scenario,
     seed: int = 1,
@@ -123,7 +117,7 @@ def simulate(
     world.max_events = options.max_events
     with _blamed(scenario.protocol):
         world.invariants = [*_invariants(protocol.build(world, scenario), scenario.protocol), *observers]
-    events = schedule(scenario, seed)
+    events = timeline(scenario, seed)
     applied = tuple(range(len(events))) if options.only is None else _chosen(options.only, len(events))
     for number in applied:
         world.schedule(events[number])

@@ -191,6 +191,20 @@ def test_what_was_changed_again_is_not_undone() -> None:
     run(scenario)
 
 
+def test_of_changes_that_end_none_stays_for_ever() -> None:
+    async def scenario(deployment: Deployment, underlay: FakeUnderlay, notes: Notes) -> None:
+        await deployment.change_link(("a", "b"), Conditions(latency_ms=80), False, 60.0)
+        await deployment.change_link(("a", "b"), Conditions(latency_ms=99), False, 0.01)
+        await notes.wait_for("link a ↔ b is as before")
+        assert await latency(deployment, 0, 1) == 10.0
+        await deployment.change_access("x", Conditions(latency_ms=7), 60.0)
+        await deployment.change_access("x", Conditions(latency_ms=8), 0.01)
+        await notes.wait_for("access of x is as before")
+        assert await latency(deployment, 0, 1) == 10.0
+
+    run(scenario)
+
+
 def test_adjusting_keeps_what_is_not_named() -> None:
     async def scenario(deployment: Deployment, underlay: FakeUnderlay, notes: Notes) -> None:
         assert deployment.adjusted_link(("a", "b"), {"loss": 0.1}) == Conditions(latency_ms=10, loss=0.1)

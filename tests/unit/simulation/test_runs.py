@@ -20,11 +20,12 @@ import pytest
 from nearcast.errors import ConfigError, InvariantViolated, NearcastError, SimulationLimit
 from nearcast.scenario.events import Crash, Kill, RandomFaults
 from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.timeline import timeline
 from nearcast.scenario.topology import Host as HostOfTopology
 from nearcast.scenario.topology import Site, SiteLink, Topology
 from nearcast.simulation import Invariant, Node, Protocol, World
 from nearcast.simulation.protocols import load_protocol
-from nearcast.simulation.runs import Options, difference, replay, schedule, simulate
+from nearcast.simulation.runs import Options, difference, replay, simulate
 from nearcast.simulation.seeds import run_seeds, run_verified
 from nearcast.simulation.shrinking import shrink
 from nearcast.simulation.tracing import Tracer
@@ -266,12 +267,12 @@ class TestSimulate:
 class TestSchedule:
     def test_given_and_drawn_by_time(self) -> None:
         drawn = RandomFaults(crashes_per_minute=30.0, cuts_per_minute=30.0, quiet_s=2.0, max_fault_s=2.0)
-        events = schedule(scenario(events=(Kill(at_s=3.0, host="a"),), random_faults=drawn), 1)
+        events = timeline(scenario(events=(Kill(at_s=3.0, host="a"),), random_faults=drawn), 1)
         assert Kill(at_s=3.0, host="a") in events
         assert len(events) > 1
         assert [event.at_s for event in events] == sorted(event.at_s for event in events)
-        assert events == schedule(scenario(events=(Kill(at_s=3.0, host="a"),), random_faults=drawn), 1)
-        assert events != schedule(scenario(events=(Kill(at_s=3.0, host="a"),), random_faults=drawn), 2)
+        assert events == timeline(scenario(events=(Kill(at_s=3.0, host="a"),), random_faults=drawn), 1)
+        assert events != timeline(scenario(events=(Kill(at_s=3.0, host="a"),), random_faults=drawn), 2)
 
 
 class TestReplay:
