@@ -62,7 +62,7 @@ bench: install ## compare with the brokers that are installed; prints ratios, wr
 lock: ## write the newest versions that fit pyproject.toml to requirements.lock
 	@$(CHECK_PYTHON)
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	NEARCAST_COMPILE=0 build/lock/bin/python -m pip --disable-pip-version-check install -qq -e '.[dev,lab]'
+	NEARCAST_COMPILE=0 build/lock/bin/python -m pip --disable-pip-version-check install -qq -e '.[dev,lab,pipeline,java]'
 	@{ sed -n '/^#/p' requirements.lock; \
 		build/lock/bin/python -m pip --disable-pip-version-check freeze --exclude-editable --exclude pip --all; } >build/requirements.lock
 	@mv build/requirements.lock requirements.lock && rm -rf build/lock
@@ -101,7 +101,7 @@ $(STAMPS)/venv:
 $(STAMPS)/installed: $(STAMPS)/venv pyproject.toml requirements.lock setup.py hot-modules.txt
 	@echo "installing packages"
 	@$(PIP) install -qq -c requirements.lock setuptools mypy
-	@NEARCAST_COMPILE=0 $(PIP) install -qq -c requirements.lock --no-build-isolation -e '.[dev,lab]'
+	@NEARCAST_COMPILE=0 $(PIP) install -qq -c requirements.lock --no-build-isolation -e '.[dev,lab,pipeline,java]'
 	@touch $@
 
 # The stamp is dated before compiling starts: a source saved meanwhile is newer, and the next make compiles again.

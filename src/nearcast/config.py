@@ -123,21 +123,26 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Prefix for response topics, given to MQTT 5 clients that ask for Response Information. Unset: none is given."""
 
 
-DEFAULT_PORTS = {"tcp": 1883, "tls": 8883, "ws": 8083, "wss": 8084, "unix": 0}
+DEFAULT_PORTS = {"tcp": 1883, "tls": 8883, "ws": 8083, "wss": 8084, "unix": 0, "bulk": 7883, "bulk-tls": 7884}
+
+BULK_PORT_DISTANCE = 6_000
+"""How far above its MQTT port a broker's bulk port is, where nothing else is said: 7883 for 1883."""
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One place where clients connect. A broker has any number of them."""
 
-    kind: Literal["tcp", "tls", "ws", "wss", "unix"] = "tcp"
-    """Plain TCP, TLS, MQTT over WebSocket, WebSocket over TLS, or a Unix socket."""
+    kind: Literal["tcp", "tls", "ws", "wss", "unix", "bulk", "bulk-tls"] = "tcp"
+    """MQTT over plain TCP, TLS, WebSocket, WebSocket over TLS, or a Unix socket; or the bulk port, plain or over TLS, where
+    topic logs are read by index and written in batches."""
 
     host: str = "127.0.0.1"
     """Address to listen on. The default is reachable from this machine only; "0.0.0.0" and "::" mean every interface, and then
     clients need credentials unless ``allow_anonymous`` says otherwise."""
 
     port: int | None = None
-    """Port to listen on. Unset: 1883 (tcp), 8883 (tls), 8083 (ws), 8084 (wss). 0 takes a free one; the log says which."""
+    """Port to listen on. Unset: 1883 (tcp), 8883 (tls), 8083 (ws), 8084 (wss), 7883 (bulk), 7884 (bulk-tls).
+    0 takes a free one; the log says which."""
 
     path: str | None = None
     """For ``unix`` the socket's file. For ``ws`` and ``wss`` the only URL path that is served ("/mqtt"); unset serves any."""
@@ -175,7 +180,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at net.core.somaxconn."""
 
     def __post_init__(self) -> None:
-        secure = self.kind in ("tls", "wss")
+        secure = self.kind in ("tls", "wss", "bulk-tls")
         _require(self.port is None or 0 <= self.port <= 65_535, "port", "must be between 0 and 65,535")
         _require(self.kind != "unix" or bool(self.path), "path", "is needed by a unix listener: the socket's file")
         if self.kind in ("ws", "wss"):
@@ -293,6 +298,65 @@ class Persistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _require(self.snapshot_bytes >= 65_536, "snapshot_bytes", "must be at least 65,536")
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of a topic is kept. Whichever bound is reached first holds; 0 is no bound. The newest record always stays."""
+
+    max_records: int = 0
+    """Records kept of each topic."""
+
+    max_bytes: int = 0
+    """Bytes kept of each topic, headers in the log included."""
+
+    max_age_seconds: float = 0.0
+    """How long a record is kept."""
+
+    def __post_init__(self) -> None:
+        for field in ("max_records", "max_bytes", "max_age_seconds"):
+            _require(getattr(self, field) >= 0, field, "must not be negative")
+
+
+class TopicRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which topics are kept in the log, and how. The first rule whose filter matches a topic decides about it."""
+
+    topic: str
+    """A topic name, or a filter with ``+`` and ``#``: every topic that it matches is kept, each with its own index."""
+
+    mode: Literal["durable", "tap"] = "durable"
+    """"durable": a message is acknowledged once the log has it on disk. "tap": messages are copied into the log as they pass;
+    their acknowledgements do not wait for it, and a crash may cost the log the last of them."""
+
+    retention: Retention = Retention()
+    """How much is kept of each topic."""
+
+
+class TopicLogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The log that keeps durable topics, in the data directory."""
+
+    segment_bytes: int = 134_217_728
+    """Size at which a file of the log is closed and the next begins. Old messages are removed a file at a time: too high keeps
+    them longer than asked for, too low makes many files. Recovery after a crash reads one such file."""
+
+    max_topics: int = 1_000_000
+    """Topics the log keeps. A message to a further one is refused with 0x97 (quota exceeded) and counted."""
+
+    max_readers: int = 256
+    """Streams open at once over all bulk connections. A further one is refused."""
+
+    max_batch_bytes: int = 1_048_576
+    """Most that is sent to a bulk reader in one piece, and about what one stream makes the broker hold for it."""
+
+    max_staged_bytes: int = 8_589_934_592
+    """Bytes of batches that were handed in on the bulk port and not yet published. They wait on disk, not in memory. A
+    further one is refused until some are published or given up."""
+
+    def __post_init__(self) -> None:
+        _require(65_536 <= self.segment_bytes <= 2_147_483_648, "segment_bytes", "must be between 65,536 and 2,147,483,648")
+        for field in ("max_topics", "max_readers"):
+            _require(getattr(self, field) >= 1, field, "must be at least 1")
+        _require(4_096 <= self.max_batch_bytes <= 67_108_864, "max_batch_bytes", "must be between 4,096 and 67,108,864")
+        _require(self.max_staged_bytes >= 0, "max_staged_bytes", "must not be negative")
+
+
 class Observability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the broker can be watched."""
 
@@ -341,6 +405,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     persistence: Persistence = Persistence()
     """What survives the process."""
 
+    topics: tuple[TopicRule, ...] = ()
+    """Topics that are kept in the log from the start; ``nearcast topic create`` adds others at run time, which come after
+    these. Any needs ``persistence.directory``."""
+
+    topic_log: TopicLogSettings = TopicLogSettings()
+    """The log that keeps them."""
+
     observability: Observability = Observability()
     """Metrics, health, logs, ``$SYS``."""
 
@@ -355,6 +426,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the shutdown by a lost connection; nothing acknowledged is lost either way."""
 
     def __post_init__(self) -> None:
+        _require(
+            not self.topics or self.persistence.directory is not None, "topics", "need persistence.directory: the log's place"
+        )
         _require(len(self.listeners) > 0, "listeners", "must name at least one")
         seen: set[str] = set()
         for listener in self.listeners:

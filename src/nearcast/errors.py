@@ -102,6 +102,37 @@ class StorageUnavailable(NearcastError):
         self.path = path
 
 
+class TopicUnknown(NearcastError):
+    """No message of this ``topic`` is in the log, and none was ever."""
+
+    def __init__(self, topic: str, message: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class RecordUnavailable(NearcastError):
+    """The log does not have this ``index`` of a ``topic``: it was removed (below ``first_index``) or is not there yet."""
+
+    def __init__(self, topic: str, index: int, first_index: int, next_index: int) -> None:
+        if index < first_index:
+            why = f"it was removed by retention; the oldest there is {first_index}"
+        else:
+            why = f"the newest there is {next_index - 1}" if next_index > first_index else "the topic is empty"
+        super().__init__(f"topic {topic!r} has no record {index}: {why}")
+        self.topic = topic
+        self.index = index
+        self.first_index = first_index
+        self.next_index = next_index
+
+
+class BatchRefused(NearcastError):
+    """A batch that was handed in on the bulk port was not taken; the message says why and what to do."""
+
+
+class PipelineError(NearcastError):
+    """A Spark job cannot run or failed for a reason that its user can do something about."""
+
+
 class EmulationError(NearcastError):
     """Something of the emulated WAN failed or was asked for in a way it cannot serve: an unknown host, a router that ended."""
 
