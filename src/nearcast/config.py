@@ -215,8 +215,9 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     action: Literal["allow", "deny"]
     """What happens when the rule applies."""
 
-    access: Literal["publish", "subscribe", "all"] = "all"
-    """Which requests the rule speaks about."""
+    access: Literal["publish", "subscribe", "manage", "all"] = "all"
+    """Which requests the rule speaks about. "manage" is making and deleting the rules of durable topics and taps: an *allow*
+    of "all" does not include it, a *deny* of "all" does."""
 
     topic: str
     """Topic filter. ``%c`` stands for the client identifier, ``%u`` for the user name; either must be a whole level or part of
@@ -426,9 +427,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the shutdown by a lost connection; nothing acknowledged is lost either way."""
 
     def __post_init__(self) -> None:
-        _require(
-            not self.topics or self.persistence.directory is not None, "topics", "need persistence.directory: the log's place"
-        )
         _require(len(self.listeners) > 0, "listeners", "must name at least one")
         seen: set[str] = set()
         for listener in self.listeners:

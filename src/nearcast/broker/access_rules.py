@@ -1,4 +1,4 @@
-"""The access control list: which client may publish to and subscribe to what.
+"""The access control list: which client may publish to and subscribe to what, and who may change what the log keeps.
 
 Rules are tried in order and the first that applies decides:
 
@@ -6,6 +6,8 @@ Rules are tried in order and the first that applies decides:
 - A **subscribe** asks for a whole set of topics. An *allow* applies only when its filter covers every topic the asked filter
   can match; a *deny* applies as soon as it could match one of them. So ``deny a/secret`` before ``allow a/#`` refuses ``a/#``
   and ``a/+``, and grants ``a/public``. A shared subscription is judged by its inner filter.
+- To **manage** the rules of durable topics and taps is judged like a subscribe. It must be granted by its own name: *allow
+  all* says publish and subscribe, while *deny all* denies everything.
 - When no rule applies the answer is no. A broker without any rule allows everything but publishing below ``$SYS/``, which is
   the broker's own in any case. With rules, reading ``$SYS/#`` needs a rule that says so: ``#`` does not match it (section
   4.7.2).
@@ -155,8 +157,9 @@ class AccessList:
 
     def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
         prepared = [_Rule(rule) for rule in rules]
-        self._publish = [rule for rule in prepared if rule.access != "subscribe"]
-        self._subscribe = [rule for rule in prepared if rule.access != "publish"]
+        self._publish = [rule for rule in prepared if rule.access in ("publish", "all")]
+        self._subscribe = [rule for rule in prepared if rule.access in ("subscribe", "all")]
+        self._manage = [rule for rule in prepared if rule.access == "manage" or (rule.access == "all" and not rule.allow)]
         self.rule_count = len(prepared)
 
     def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
@@ -174,7 +177,14 @@ class AccessList:
             _, asked = topics.parse_shared(topic_filter)
         except ValueError:
             return False
-        for rule in self._subscribe:
+        return self._may_all_of(self._subscribe, client_id, username, asked)
+
+    def may_manage(self, client_id: str, username: str | None, topic_filter: str) -> bool:
+        """Whether a client may make, change and delete the rule by which the log keeps these topics."""
+        return self._may_all_of(self._manage, client_id, username, topic_filter)
+
+    def _may_all_of(self, rules: list[_Rule], client_id: str, username: str | None, asked: str) -> bool:
+        for rule in rules:
             if rule.concerns(client_id, username):
                 held = rule.filter_for(client_id, username)
                 if held is not None and (covers(held, asked) if rule.allow else overlaps(held, asked)):
@@ -186,8 +196,8 @@ _LINE = re.compile(r"(?P<action>\S+)\s+(?P<access>\S+)\s+(?P<names>(?:(?:user|cl
 
 
 def parse_rules(text: str, path: str) -> list[AccessRule]:
-    """Rules from a file: ``allow|deny publish|subscribe|all [user=NAME] [client=NAME] topic FILTER``, one per line; ``#`` at
-    the start of a line begins a comment. Names may hold ``*``; one with spaces needs the TOML form."""
+    """Rules from a file: ``allow|deny publish|subscribe|manage|all [user=NAME] [client=NAME] topic FILTER``, one per line;
+    ``#`` at the start of a line begins a comment. Names may hold ``*``; one with spaces needs the TOML form."""
     rules = []
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()
@@ -195,17 +205,17 @@ def parse_rules(text: str, path: str) -> list[AccessRule]:
             continue
         found = _LINE.fullmatch(line)
         if found is None:
-            message = "a rule is written `allow|deny publish|subscribe|all [user=NAME] [client=NAME] topic FILTER`"
+            message = "a rule is written `allow|deny publish|subscribe|manage|all [user=NAME] [client=NAME] topic FILTER`"
             raise ConfigError(message, path=path, line=number)
         action, access = found["action"], found["access"]
         if action not in ("allow", "deny"):
             raise ConfigError(f'a rule begins with "allow" or "deny", not "{action}"', path=path, line=number)
-        if access not in ("publish", "subscribe", "all"):
-            raise ConfigError(f'access is "publish", "subscribe" or "all", not "{access}"', path=path, line=number)
+        if access not in ("publish", "subscribe", "manage", "all"):
+            raise ConfigError(f'access is "publish", "subscribe", "manage" or "all", not "{access}"', path=path, line=number)
         names = dict(name.split("=", 1) for name in found["names"].split())
         rule = AccessRule(
             action=cast(Literal["allow", "deny"], action),
-            access=cast(Literal["publish", "subscribe", "all"], access),
+            access=cast(Literal["publish", "subscribe", "manage", "all"], access),
             topic=found["topic"],
             user=names.get("user"),
             client=names.get("client"),

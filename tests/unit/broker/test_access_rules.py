@@ -227,7 +227,7 @@ def test_rules_from_a_file() -> None:
     [
         ("allow publish", "a rule is written"),
         ("permit publish topic a", '"allow" or "deny"'),
-        ("allow read topic a", '"publish", "subscribe" or "all"'),
+        ("allow read topic a", '"publish", "subscribe", "manage" or "all"'),
         ("allow all topic a/#/b", "# must be the whole last level"),
         ("allow all topic $share/g/a", "without $share"),
         ("allow all group=x topic a", "a rule is written"),
