@@ -217,7 +217,7 @@ DEFAULTS = {
     "False": "default `false`",
     "()": "default none",
     "{}": "default none",
-    "(Listener(),)": "default one of kind tcp",
+    "DEFAULT_LISTENERS": "default one of kind tcp",
     "Conditions()": "default: nothing happens to packets",
     "ReadyCheck()": "default: ready as soon as it runs",
 }

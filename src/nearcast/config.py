@@ -209,6 +209,10 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.kind}:{host}:{self.effective_port}"
 
 
+DEFAULT_LISTENERS = (Listener(),)
+"""What a broker listens on when nothing is said about it: this very object, so that saying the same is something else."""
+
+
 class AccessRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the access control list; :mod:`nearcast.broker.access_rules` says how a list of them decides."""
 
@@ -394,8 +398,8 @@ class Observability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything ``nearcast broker`` can be told."""
 
-    listeners: tuple[Listener, ...] = (Listener(),)
-    """Where clients connect. Unset: plain TCP on 127.0.0.1:1883."""
+    listeners: tuple[Listener, ...] = DEFAULT_LISTENERS
+    """Where clients connect. Unset: plain TCP on 127.0.0.1:1883, and with a data directory the bulk port on 7883."""
 
     limits: Limits = Limits()
     """Bounds on everything a client can make the broker keep or do."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nearcast.config import BrokerConfig
+from nearcast.config import DEFAULT_LISTENERS, BrokerConfig
 from nearcast.errors import ConfigError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -324,16 +324,18 @@ def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
     def anchored(name: str | None) -> str | None:
         return None if name is None else str(directory / name)
 
-    listeners = tuple(
-        msgspec.structs.replace(
-            listener,
-            path=anchored(listener.path) if listener.kind == "unix" else listener.path,
-            certificate_file=anchored(listener.certificate_file),
-            key_file=anchored(listener.key_file),
-            ca_file=anchored(listener.ca_file),
+    listeners = config.listeners
+    if listeners is not DEFAULT_LISTENERS:
+        listeners = tuple(
+            msgspec.structs.replace(
+                listener,
+                path=anchored(listener.path) if listener.kind == "unix" else listener.path,
+                certificate_file=anchored(listener.certificate_file),
+                key_file=anchored(listener.key_file),
+                ca_file=anchored(listener.ca_file),
+            )
+            for listener in listeners
         )
-        for listener in config.listeners
-    )
     security = config.security
     return msgspec.structs.replace(
         config,

@@ -49,6 +49,8 @@ class NearcastBroker(RunningBroker):
         self._ready_path.unlink(missing_ok=True)
         command = [sys.executable, "-m", "nearcast", "broker", *self._arguments, "--ready-file", str(self._ready_path)]
         command += ["--port", str(tcp_port), "--http-port", str(http_port)]
+        if any(listener["kind"] == "bulk" for listener in self.ready.get("listeners", ())):
+            command += ["--bulk-port", str(self.port("bulk"))]
         with self.log_path.open("ab") as log:
             # A process group of its own: whatever the broker may start ends with it.
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -100,6 +102,11 @@ class NearcastBroker(RunningBroker):
     @property
     def url(self) -> str:
         return f"mqtt://127.0.0.1:{self.port()}"
+
+    @property
+    def bulk_url(self) -> str:
+        """Where topic logs are read; a broker with ``data`` has one."""
+        return f"nearcast://127.0.0.1:{self.port('bulk')}"
 
     def metrics(self) -> dict[str, float]:
         """What /metrics says now, by name with labels: ``nearcast_messages_dropped_total{reason="queue_full"}``."""

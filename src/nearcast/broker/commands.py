@@ -12,8 +12,9 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 import typer
 
+from nearcast.broker.access_rules import covers
 from nearcast.broker.passwords import MAX_PASSWORD_BYTES, ScramVerifier, ScryptVerifier, store_user, username_fault
-from nearcast.config import BrokerConfig, Listener
+from nearcast.config import BULK_PORT_DISTANCE, DEFAULT_LISTENERS, BrokerConfig, Listener, TopicRule
 from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 
@@ -28,6 +29,9 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str | None = None
     port: int | None = None
+    bulk_port: int | None = None
+    no_bulk_port: bool = False
+    durable: tuple[str, ...] = ()
     data: str | None = None
     sync: str | None = None
     http_port: int | None = None
@@ -41,14 +45,21 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
     """The file's configuration, or the defaults, with the command line's words on top.
 
-    ``--host`` and ``--port`` speak of plain TCP: they replace the file's first tcp listener, or add one if it has none.
+    ``--host`` and ``--port`` speak of plain TCP: they replace the file's first tcp listener, or add one if it has none. A
+    broker with a data directory whose file names no listeners has a bulk port as well, beside the MQTT port. The topics of
+    ``--durable`` stand behind the file's, which say more about theirs.
     """
     config = load_broker_config(path) if path is not None else BrokerConfig()
     try:
+        # Whether the file names listeners: one that names the very default is meant as it stands, without a bulk port.
+        named = config.listeners is not DEFAULT_LISTENERS
         if overrides.host is not None or overrides.port is not None:
             config = msgspec.structs.replace(config, listeners=_with_tcp(config.listeners, overrides))
+        directory = overrides.data if overrides.data is not None else config.persistence.directory
         return msgspec.structs.replace(
             config,
+            listeners=_with_bulk(config.listeners, overrides, by_default=directory is not None and not named),
+            topics=_with_durable(config.topics, overrides.durable),
             persistence=_replaced(config.persistence, directory=overrides.data, sync=overrides.sync),
             observability=_replaced(
                 config.observability,
@@ -87,6 +98,36 @@ def _with_tcp(listeners: tuple[Listener, ...], overrides: Overrides) -> tuple[Li
     return (_replaced(Listener(), host=overrides.host, port=overrides.port), *changed)
 
 
+def _with_bulk(listeners: tuple[Listener, ...], overrides: Overrides, *, by_default: bool) -> tuple[Listener, ...]:
+    """With the bulk port that was asked for, or with the usual one: so far above the MQTT port, on the same address."""
+    changed = list(listeners)
+    kinds = [listener.kind for listener in listeners]
+    if overrides.no_bulk_port:
+        return tuple(listener for listener in listeners if not listener.kind.startswith("bulk"))
+    if overrides.bulk_port is not None:
+        if "bulk" in kinds:
+            place = kinds.index("bulk")
+            changed[place] = _replaced(changed[place], port=overrides.bulk_port)
+        else:
+            host = overrides.host or next((listener.host for listener in listeners if listener.kind == "tcp"), None)
+            changed.append(_replaced(Listener(kind="bulk"), host=host, port=overrides.bulk_port))
+    elif by_default:
+        beside = listeners[kinds.index("tcp")]
+        port = beside.effective_port + BULK_PORT_DISTANCE if beside.effective_port else 0
+        if port <= 65_535:
+            changed.append(_replaced(Listener(kind="bulk"), host=beside.host, port=port))
+    return tuple(changed)
+
+
+def _with_durable(topics: tuple[TopicRule, ...], durable: tuple[str, ...]) -> tuple[TopicRule, ...]:
+    """With the topics of the command line, as far as they are not durable anyway."""
+    rules = list(topics)
+    for topic in durable:
+        if not any(rule.mode == "durable" and covers(rule.topic, topic) for rule in rules):
+            rules.append(TopicRule(topic=topic))
+    return tuple(rules)
+
+
 def _replaced(struct: S, **values: object) -> S:
     """The struct with the given values, checked as those of a file are; ``None`` changes nothing."""
     given = {key: value for key, value in values.items() if value is not None}
@@ -102,6 +143,15 @@ def broker(
     host: Annotated[str | None, typer.Option(help="Address of the TCP listener (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option("--port", "-p", help="Port of the TCP listener (default 1883; 0: any).")] = None,
     data: Annotated[str | None, typer.Option(help="Directory where sessions and messages survive a crash.")] = None,
+    durable: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILTER", help="With --data: keep these topics in the log; may be repeated."),
+    ] = None,
+    bulk_port: Annotated[
+        int | None,
+        typer.Option(help="Port where topic logs are read (default: with --data, the TCP port + 6000; 0: any)."),
+    ] = None,
+    no_bulk_port: Annotated[bool, typer.Option("--no-bulk-port", help="No such port.")] = False,
     sync: Annotated[
         str | None, typer.Option(help="With --data: os (survives kill -9) or fsync (survives power loss).")
     ] = None,
@@ -121,11 +171,16 @@ def broker(
 ) -> None:
     """Run an MQTT broker until SIGTERM or Ctrl-C. SIGHUP reads the configuration again.
 
-    Example: nearcast broker --data data --http-port 9100
+    Example: nearcast broker --data data --durable 'sensors/#' --http-port 9100
     """
+    if no_bulk_port and bulk_port is not None:
+        raise typer.BadParameter("--bulk-port and --no-bulk-port do not go together")
     overrides = Overrides(
         host=host,
         port=port,
+        bulk_port=bulk_port,
+        no_bulk_port=no_bulk_port,
+        durable=tuple(durable or ()),
         data=data,
         sync=sync,
         http_port=http_port,

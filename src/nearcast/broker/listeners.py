@@ -36,7 +36,13 @@ KEEP_ALIVE_OPTIONS = tuple(
 )
 
 
-def bind_tcp(host: str, port: int, backlog: int, key: str = "listeners") -> list[socket.socket]:
+ANOTHER_BROKER = "is another broker running?"
+ANOTHER_BULK_PORT = f"{ANOTHER_BROKER} --bulk-port takes another port for the bulk port, --no-bulk-port goes without"
+
+
+def bind_tcp(
+    host: str, port: int, backlog: int, key: str = "listeners", when_taken: str = ANOTHER_BROKER
+) -> list[socket.socket]:
     """Listening sockets for every address of ``host``, all on the same port also when it is 0."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -62,7 +68,7 @@ def bind_tcp(host: str, port: int, backlog: int, key: str = "listeners") -> list
     except OSError as error:
         for listening in sockets:
             listening.close()
-        hint = "; is another broker running?" if error.errno == errno.EADDRINUSE else ""
+        hint = f"; {when_taken}" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{hint}", key=key) from error
     return sockets
 
@@ -129,7 +135,8 @@ class BoundListener:
             self._sockets = [bind_unix(config.path, config.mode, config.backlog)]
             self._socket_inode = os.stat(config.path).st_ino
         else:
-            self._sockets = bind_tcp(config.host, config.effective_port, config.backlog)
+            hint = ANOTHER_BULK_PORT if config.kind.startswith("bulk") else ANOTHER_BROKER
+            self._sockets = bind_tcp(config.host, config.effective_port, config.backlog, when_taken=hint)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()

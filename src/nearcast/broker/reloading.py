@@ -12,6 +12,7 @@ from nearcast.config import BrokerConfig, Listener
 RELOADABLE_PREFIXES = (
     "limits.",
     "security.",
+    "topics",
     "observability.log_level",
     "observability.log_format",
     "observability.log_events_per_second",
@@ -77,6 +78,7 @@ def merge(old: BrokerConfig, new: BrokerConfig) -> BrokerConfig:
         listeners=listeners,
         limits=new.limits,
         security=msgspec.structs.replace(new.security, verification_threads=threads),
+        topics=new.topics,
         observability=observability,
         shutdown_timeout_seconds=new.shutdown_timeout_seconds,
     )

@@ -13,6 +13,7 @@ from nearcast import compiled
 from nearcast.broker import logs
 from nearcast.broker.certificates import server_context
 from nearcast.broker.process import Broker
+from nearcast.broker.topics import check_configured
 from nearcast.config import BrokerConfig
 
 
@@ -31,9 +32,10 @@ def ready_report(broker: Broker) -> bytes:
 
 def check(config: BrokerConfig) -> None:
     """Raise :class:`~nearcast.errors.ConfigError` for whatever would keep a broker from starting, short of opening sockets."""
+    check_configured(config.topics, config.persistence.directory)
     Broker(config)
     for listener in config.listeners:
-        if listener.kind in ("tls", "wss"):
+        if listener.kind in ("tls", "wss", "bulk-tls"):
             server_context(listener)
 
 
@@ -44,6 +46,8 @@ def run(config: BrokerConfig, reload_config: Callable[[], BrokerConfig], on_read
         notice = compiled.notice()
         if notice is not None:
             logs.event(logging.WARNING, notice)
+        if config.persistence.directory is not None and not any(item.kind.startswith("bulk") for item in config.listeners):
+            logs.event(logging.INFO, "there is no bulk port: topic logs can be written, not read; --bulk-port gives one")
         if on_ready is not None:
             on_ready(broker)
 

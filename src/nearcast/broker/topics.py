@@ -213,6 +213,14 @@ class TopicRules:
 _NO_DIRECTORY = "`topics` need a data directory: set persistence.directory, or give --data DIRECTORY"
 
 
+def check_configured(rules: Iterable[TopicRule], directory: str | None) -> tuple[TopicRule, ...]:
+    """The rules of a configuration, if a broker with this data directory can keep them."""
+    found = checked(rules)
+    if found and directory is None:
+        raise ConfigError(_NO_DIRECTORY, key="topics")
+    return found
+
+
 def check_rule(rule: TopicRule) -> None:
     """Refuse a rule that could never keep anything."""
     fault = topics.filter_fault(rule.topic, 65_535)

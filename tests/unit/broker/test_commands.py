@@ -128,3 +128,51 @@ def test_passwd_refusals(tmp_path: Path, arguments: list[str], password: str, sa
 def test_passwd_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write the password file"):
         passwd(tmp_path / "no" / "such" / "passwords", "ann", "--password-stdin", password="x\n")
+
+
+def ports(config: BrokerConfig) -> list[tuple[str, int]]:
+    return [(listener.kind, listener.effective_port) for listener in config.listeners]
+
+
+def test_a_data_directory_brings_a_bulk_port_beside_the_mqtt_port(tmp_path: Path) -> None:
+    assert ports(effective_config(None, Overrides(data="d"))) == [("tcp", 1883), ("bulk", 7883)]
+    config = effective_config(None, Overrides(data="d", host="::1", port=2883))
+    assert [listener.name for listener in config.listeners] == ["tcp:[::1]:2883", "bulk:[::1]:8883"]
+    assert ports(effective_config(None, Overrides(data="d", port=0))) == [("tcp", 0), ("bulk", 0)]
+    assert ports(effective_config(None, Overrides(data="d", port=60_000))) == [("tcp", 60_000)]
+    path = tmp_path / "broker.toml"
+    path.write_text('[persistence]\ndirectory = "d"\n', encoding="utf-8")
+    assert ports(effective_config(str(path), Overrides())) == [("tcp", 1883), ("bulk", 7883)]
+
+
+def test_listeners_that_the_file_names_are_meant_as_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("[[listeners]]\n", encoding="utf-8")
+    assert ports(effective_config(str(path), Overrides(data="d"))) == [("tcp", 1883)]
+    assert ports(effective_config(str(path), Overrides(data="d", bulk_port=1))) == [("tcp", 1883), ("bulk", 1)]
+    path.write_text('[[listeners]]\nkind = "bulk"\nhost = "::1"\n', encoding="utf-8")
+    config = effective_config(str(path), Overrides(bulk_port=1))
+    assert [listener.name for listener in config.listeners] == ["bulk:[::1]:1"]
+
+
+def test_the_bulk_port_can_be_chosen_or_left_out() -> None:
+    assert ports(effective_config(None, Overrides(data="d", bulk_port=0))) == [("tcp", 1883), ("bulk", 0)]
+    assert ports(effective_config(None, Overrides(data="d", no_bulk_port=True))) == [("tcp", 1883)]
+    assert ports(effective_config(None, Overrides())) == [("tcp", 1883)]
+    with pytest.raises(ConfigError, match="port"):
+        effective_config(None, Overrides(bulk_port=99_999))
+    result = CliRunner().invoke(APP, ["broker", "--check", "--bulk-port", "1", "--no-bulk-port"])
+    assert result.exit_code == 2
+
+
+def test_durable_topics_of_the_command_line_stand_behind_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[[topics]]\ntopic = "a/#"\nretention = { max_records = 5 }\n', encoding="utf-8")
+    config = effective_config(str(path), Overrides(data="d", durable=("a/b", "c", "#", "c", "d")))
+    assert [rule.topic for rule in config.topics] == ["a/#", "c", "#"]
+
+
+def test_durable_topics_need_a_data_directory() -> None:
+    result = CliRunner().invoke(APP, ["broker", "--check", "--durable", "a"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--data DIRECTORY" in str(result.exception)
