@@ -10,7 +10,8 @@ from nearcast.errors import ConfigError
 
 DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443, "unix": 0}
 _ALIASES = {"tcp": "mqtt", "mqtt+tls": "mqtts", "ssl": "mqtts", "tls": "mqtts"}
-_SECURE = ("mqtts", "wss")
+BULK_PORTS = {"nearcast": 7883, "nearcasts": 7884}
+_SECURE = ("mqtts", "wss", "nearcasts")
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,26 @@ def parse_url(url: str) -> Endpoint:
     elif parts.path not in ("", "/"):
         raise ConfigError(f"{_shown(url)}: an {scheme}:// URL has no path; topics are given separately")
     return Endpoint(scheme, parts.hostname, port or DEFAULT_PORTS[scheme], path, username, password)
+
+
+def parse_bulk_url(url: str) -> Endpoint:
+    """The endpoint of a bulk port from ``nearcast://[USER:PASSWORD@]HOST[:PORT]``, or ``nearcasts://`` for TLS."""
+    try:
+        parts = urlsplit(url if "://" in url else f"nearcast://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{_shown(url)} is not a URL: {error}") from error
+    if parts.scheme not in BULK_PORTS:
+        raise ConfigError(
+            f"{_shown(url)}: topic logs are served on the bulk port; write nearcast://HOST:7883, or nearcasts:// for TLS"
+        )
+    if not parts.hostname:
+        raise ConfigError(f"{_shown(url)} names no host: write it as {parts.scheme}://HOST:PORT")
+    if parts.path not in ("", "/") or parts.query:
+        raise ConfigError(f"{_shown(url)}: a {parts.scheme}:// URL has no path; topics are given separately")
+    username = unquote(parts.username) if parts.username is not None else None
+    password = unquote(parts.password) if parts.password is not None else None
+    return Endpoint(parts.scheme, parts.hostname, port or BULK_PORTS[parts.scheme], "", username, password)
 
 
 def _shown(url: str) -> str:
