@@ -1,7 +1,8 @@
 """The journal on a real disk: a locked directory, descriptors, and a thread that flushes.
 
 What is in the files, when the next one begins and how they are read again is :class:`~nearcast.mqtt.journaling.Journaling`'s
-business, which the simulator runs as well. Here its files survive ``kill -9`` and, when flushed, a power cut.
+business, which the simulator runs as well. Here its files survive ``kill -9`` and, when flushed, a power cut. The topic log, if
+there is one, is flushed before them, in the same step of the same thread.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from nearcast.broker import logs
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import SNAPSHOT_STEP_BYTES, Journaling
+from nearcast.mqtt.keeping import MarkedLog
 
 
 class Journal:
@@ -29,6 +32,7 @@ class Journal:
         self.files = files
         self.needs_sync = fsync
         self._machine = machine
+        self._flushed_bytes = 0
         self.damage = machine.damage
 
     @classmethod
@@ -41,12 +45,19 @@ class Journal:
         fsync: bool,
         snapshot_bytes: int,
         snapshot_step_bytes: int = SNAPSHOT_STEP_BYTES,
+        log: FlushedLog | None = None,
     ) -> Journal:
-        """Lock the directory, recover what it holds into ``engine``, and be ready to append."""
+        """Lock the directory, recover what it holds into ``engine``, and be ready to append.
+
+        The lock covers the topic log as well, so ``log`` is opened in here, before the journal and with its agreement.
+        """
         files = Files(Path(directory))
-        machine = Journaling(engine, files, snapshot_bytes, snapshot_step_bytes)
+        machine = Journaling(engine, files, snapshot_bytes, snapshot_step_bytes, log)
         journal = cls(files, machine, fsync=fsync)
         try:
+            if log is not None:
+                log.open()
+                files.log = log
             machine.recover()
             journal.await_replaced()
             machine.opened(now)
@@ -57,8 +68,8 @@ class Journal:
 
     @property
     def unsynced(self) -> bool:
-        """Whether something was appended that :meth:`sync` has not yet covered."""
-        return self.files.unsynced
+        """Whether something was appended that no :meth:`sync` has covered and ended since."""
+        return self.files.written_bytes > self._flushed_bytes
 
     @property
     def recovered_records(self) -> int:
@@ -82,8 +93,10 @@ class Journal:
         self._machine.append(records)
 
     async def sync(self) -> None:
-        """Return once everything appended before the call is on the disk."""
+        """Return once everything that was written before the call is on the disk, the topic log's part included."""
+        covered_bytes = self.files.written_bytes
         await asyncio.wrap_future(self.files.flush())
+        self._flushed_bytes = covered_bytes
 
     def await_replaced(self) -> None:
         """Wait until the files that a snapshot replaced are gone, if any are on their way."""
@@ -99,12 +112,24 @@ class Journal:
             logs.event(logging.ERROR, "the journal could not be flushed at the end", path=error.path, reason=str(error))
 
 
+class FlushedLog(MarkedLog, Protocol):
+    """The topic log as the journal's thread meets it."""
+
+    def open(self) -> None:
+        """Recover; the directory is locked by now."""
+
+    def flush_step(self) -> Callable[[], None] | None:
+        """What brings everything written by now to the disk, for another thread to call; ``None`` when it is there."""
+
+
 class Files:
     """A directory that one process uses at a time, as a :class:`~nearcast.mqtt.frames.Storage`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.unsynced = False
+        self.log: FlushedLog | None = None
+        self.written_bytes = 0
+        self._submitted_bytes = -1
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -141,7 +166,7 @@ class Files:
         self._descriptor = -1
         self._retired = []
         try:
-            self._flush(descriptors, descriptors)
+            self._flush(None if self.log is None else self.log.flush_step(), descriptors, descriptors)
         finally:
             os.close(self._lock)
 
@@ -189,7 +214,7 @@ class Files:
                     os.ftruncate(self._descriptor, self._size)
             raise StorageUnavailable(self.path(self._name), f"cannot be written: {error.strerror}") from error
         self._size += written
-        self.unsynced = True
+        self.written_bytes += written
 
     def keep_aside(self, name: str, aside: str) -> None:
         source, target = self.directory / name, self.directory / aside
@@ -205,14 +230,22 @@ class Files:
             os.unlink(self.path(name))
 
     def flush(self) -> Future[None]:
-        """Have the disk take everything that was appended before the call."""
-        retired, self._retired = self._retired, []
-        self.unsynced = False
-        return self._flusher.submit(self._flush, [*retired, self._descriptor], retired)
+        """Have the disk take everything that was written before the call."""
+        first, descriptors, to_close = self._to_flush()
+        return self._flusher.submit(self._flush, first, descriptors, to_close)
 
     def replace(self, names: list[str]) -> None:
+        first, descriptors, to_close = self._to_flush()
+        self._replacing = self._flusher.submit(self._replace, first, descriptors, to_close, names)
+
+    def _to_flush(self) -> tuple[Callable[[], None] | None, list[int], list[int]]:
+        """The log's step, the descriptors to flush after it, and those of them to close."""
         retired, self._retired = self._retired, []
-        self._replacing = self._flusher.submit(self._replace, [*retired, self._descriptor], retired, names)
+        first = None if self.log is None else self.log.flush_step()
+        # One thread does all flushes, in order: what an earlier one covers needs no other.
+        clean = self._submitted_bytes == self.written_bytes and not retired
+        self._submitted_bytes = self.written_bytes
+        return first, [] if clean else [*retired, self._descriptor], retired
 
     def is_replaced(self) -> bool:
         """Whether what :meth:`replace` began is done, well or not."""
@@ -226,8 +259,10 @@ class Files:
 
     # --- in the flusher's thread ----------------------------------------------------------------------------------------
 
-    def _flush(self, descriptors: list[int], to_close: list[int]) -> None:
+    def _flush(self, first: Callable[[], None] | None, descriptors: list[int], to_close: list[int]) -> None:
         try:
+            if first is not None:
+                first()
             for descriptor in descriptors:
                 os.fdatasync(descriptor)
         except OSError as error:
@@ -239,8 +274,10 @@ class Files:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
 
-    def _replace(self, descriptors: list[int], to_close: list[int], names: list[str]) -> None:
-        self._flush(descriptors, to_close)
+    def _replace(
+        self, first: Callable[[], None] | None, descriptors: list[int], to_close: list[int], names: list[str]
+    ) -> None:
+        self._flush(first, descriptors, to_close)
         with self._failing("old files cannot be removed"):
             for name in names:
                 os.unlink(self.path(name))

@@ -1,20 +1,24 @@
-"""The order of things after every call into the engine: records first, then what they hold back.
+"""The order of things after every call into the engine: the topic log, then records, then what they hold back.
 
 The contract is :class:`~nearcast.mqtt.effects.Effects`'s. Here it meets the disk:
 
 - without a journal everything is sent at once;
-- with a journal that need not be flushed, the records are written, then everything is sent;
-- with one that must be, the records are written, output that waits for nothing is sent, and the held output is gathered until
-  the next flush of the disk has covered its records. While one flush runs, the next batch gathers: group commit. A client for
-  which ``max_output_bytes`` wait for the disk gets its further output gathered by the engine, under the engine's bounds, until
-  the flush is done.
+- with a journal that need not be flushed, log and records are written, then everything is sent;
+- with one that must be, log and records are written, output that waits for nothing is sent, and the held output is gathered
+  until the next flush of the disk has covered what it promises. While one flush runs, the next batch gathers: group commit. A
+  client for which ``max_output_bytes`` wait for the disk gets its further output gathered by the engine, under the engine's
+  bounds, until the flush is done.
+
+What was written to the log is shown to its readers at the same moment: after a flush of both files, or once both are written.
+Messages that nobody waits for (a tap's, those of QoS 0) ask for a flush as well, so that readers get them; output that does not
+depend on it does not wait for that one.
 
 A disk that fails stops the broker (:attr:`Commits.failed`): an acknowledgement that nothing stands behind must not leave.
 
 How a flush is done is the driver's business. It is asked for one by ``request_sync``; when it begins one it calls
 :meth:`Commits.begin_sync`, when the disk has it :meth:`Commits.synced`, and goes on so as long as the former says that
-something waits. ``syncing`` is true from the request to the end of the last flush; a driver that gives up in between says so
-there.
+something waits. A flush covers the log first, then the journal (:mod:`nearcast.mqtt.keeping` says why). ``syncing`` is true from
+the request to the end of the last flush; a driver that gives up in between says so there.
 """
 
 from __future__ import annotations
@@ -34,10 +38,35 @@ class Journal(Protocol):
 
     @property
     def unsynced(self) -> bool:
-        """Whether something was appended that no flush that began later covers."""
+        """Whether something was appended that no flush has covered and ended since."""
 
     def append(self, records: list[bytes]) -> None:
         """Write records; raises :class:`StorageUnavailable`."""
+
+
+class Log(Protocol):
+    """What keeps topics. All that is appended is first gathered, then written, then committed: shown to readers."""
+
+    @property
+    def gathered(self) -> bool:
+        """Whether something was appended and not written."""
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something was written and not committed."""
+
+    @property
+    def unsynced(self) -> bool:
+        """The same, of what acknowledgements wait for."""
+
+    def write(self) -> None:
+        """Write what was gathered; raises :class:`StorageUnavailable`."""
+
+    def begin_commit(self) -> None:
+        """What is written by now is going to be committed."""
+
+    def commit(self) -> None:
+        """Do so."""
 
 
 class Transport(Protocol):
@@ -55,7 +84,7 @@ class Transport(Protocol):
 
 
 class Commits:
-    """Carries out what the engine decided. ``journal`` is set while there is one."""
+    """Carries out what the engine decided. ``journal`` and ``log`` are set while there are such; no log without a journal."""
 
     def __init__(
         self,
@@ -69,6 +98,7 @@ class Commits:
         self._request_sync = request_sync
         self._on_failure = on_failure
         self.journal: Journal | None = None
+        self.log: Log | None = None
         self.failed: StorageUnavailable | None = None
         self._held: list[tuple[Transport, list[bytes], int]] = []
         self._batch: list[tuple[Transport, list[bytes], int]] = []
@@ -97,10 +127,13 @@ class Commits:
             ready = engine.ready()
 
     def begin_sync(self) -> bool:
-        """A flush begins: it covers what was appended until now. False when nothing waits for one any more."""
-        self.syncing = bool(self._held)
+        """A flush begins: it covers what was written until now. False when nothing waits for one any more."""
+        log = self.log
+        self.syncing = bool(self._held) or (log is not None and log.uncommitted)
         self._batch = self._held
         self._held = []
+        if log is not None and self.syncing:
+            log.begin_commit()
         return self.syncing
 
     def synced(self) -> None:
@@ -110,6 +143,8 @@ class Commits:
         journal = self.journal
         if self.failed is not None or journal is None:
             return
+        if self.log is not None:
+            self.log.commit()
         for handle, chunks, size in batch:
             handle.held_bytes -= size
             handle.send(chunks)
@@ -139,12 +174,18 @@ class Commits:
         """One round of records and output; returns whether that made room for more."""
         engine = self._engine
         records = engine.take_records()
-        if records:
-            try:
+        log = self.log
+        try:
+            if log is not None and log.gathered:
+                log.write()
+            if records:
                 journal.append(records)
-            except StorageUnavailable as error:
-                self.fail(error)
-                return False
+        except StorageUnavailable as error:
+            self.fail(error)
+            return False
+        if log is not None and log.uncommitted and not journal.needs_sync:
+            log.begin_commit()
+            log.commit()
         again = False
         for connection in engine.ready():
             if connection.congested and not connection.closing:
@@ -163,7 +204,7 @@ class Commits:
             held = connection.take_held()
             if held:
                 # A flush that is under way may be the one this output waits for, if its client could not take it before.
-                unsafe = journal.needs_sync and (journal.unsynced or self.syncing)
+                unsafe = journal.needs_sync and (journal.unsynced or (log is not None and log.unsynced))
                 if handle.held_bytes or unsafe:
                     self._hold(handle, held, counted - connection.out_bytes)
                 else:
@@ -177,7 +218,7 @@ class Commits:
             elif connection.starved and not connection.congested:
                 engine.writable(connection, self._monotonic())
                 again = True
-        if self._held and not self.syncing:
+        if (self._held or (log is not None and log.uncommitted)) and not self.syncing:
             self.syncing = True
             self._request_sync()
         return again

@@ -37,6 +37,7 @@ class Stats:
         self.dropped_expired = 0
         self.dropped_too_large = 0
         self.dropped_not_authorized = 0
+        self.not_kept = 0
         self.unmatched = 0
         self.queued_messages = 0
         self.queued_bytes = 0
@@ -50,18 +51,20 @@ class Effects:
 
     The contract with the driver, the only order that keeps "nothing acknowledged is lost" true:
 
-    1. ``records`` are made durable;
+    1. what was kept in the topic log is made durable, then the ``records``;
     2. only then the ``held`` output of the connections is sent;
     3. a connection's other output (``out``) waits for nothing.
 
     Without a journal nothing is gated and everything goes to ``out`` in the order it was produced. ``generation`` is the
-    journal's: a new one begins with each compaction and ends up holding everything that is still needed.
+    journal's: a new one begins with each compaction and ends up holding everything that is still needed. ``last_mark`` is the
+    last mark given to messages in the log (:mod:`nearcast.mqtt.keeping`).
     """
 
     def __init__(self, gated: bool) -> None:
         self.gated = gated
         self.generation = 1
         self.next_journal_key = 1
+        self.last_mark = 0
         self.wall_offset = 0.0
         self.records: list[bytes] = []
         self.dirty: list[Connection] = []

@@ -2,7 +2,7 @@
 
 Everything the broker decides is decided here and below; a driver only moves bytes. After every call into the engine it must
 
-1. make ``take_records()`` durable,
+1. make durable what was kept in the topic log, if there is one, then ``take_records()``,
 2. then, for each connection in ``ready()``, send ``take()`` at once and ``take_held()`` once step 1 is done, then say so
    (``committed()``), and close the transport of those that are ``closing``.
 
@@ -32,6 +32,7 @@ from nearcast.mqtt.decoding import claimed_version
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.handshake import Handshake
 from nearcast.mqtt.inbound import Inbound
+from nearcast.mqtt.keeping import Keeper
 from nearcast.mqtt.packets import (
     MQTT_5,
     Auth,
@@ -46,7 +47,7 @@ from nearcast.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
-from nearcast.mqtt.publication import build
+from nearcast.mqtt.publication import build, build_all
 from nearcast.mqtt.requests import Requests
 from nearcast.mqtt.retained import RetainedMessages
 from nearcast.mqtt.routing import Router
@@ -187,9 +188,25 @@ class Engine:
         name = topic.encode("utf-8")
         message = build(name, payload, qos, retain)
         route = self.router.route_for(name)
+        if route.kept is not None and not route.kept.keep([payload], qos, retain, b"", b"", 0):
+            self.stats.not_kept += 1
+            if route.kept.durable:
+                return
         if retain:
             self.inbound.retain(message)
         self.router.publish(route, message, None, now)
+
+    def deliver(self, topic: bytes, payloads: list[bytes], qos: int, retain: bool, properties: bytes, now: float) -> None:
+        """Messages that came in another way than MQTT, and are kept already if they are to be: hand them to subscribers."""
+        route = self.router.route_for(topic)
+        for publication in build_all(topic, payloads, qos, retain, properties):
+            if retain:
+                self.inbound.retain(publication)
+            self.router.publish(route, publication, None, now)
+
+    def keep_with(self, keeper: Keeper | None) -> None:
+        """Which topics are kept is this one's to say, from now on. Called again whenever its answers may have changed."""
+        self.router.keep_with(keeper)
 
     def tick(self, now: float) -> None:
         """Time passed: time-outs, wills and expiries that are due."""

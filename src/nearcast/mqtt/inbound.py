@@ -16,6 +16,7 @@ from nearcast.mqtt import reasons, records
 from nearcast.mqtt.access import Authorizer
 from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.keeping import Keeping
 from nearcast.mqtt.packets import Properties
 from nearcast.mqtt.properties import decode_properties, encode_properties
 from nearcast.mqtt.publication import Publication
@@ -24,6 +25,9 @@ from nearcast.mqtt.routing import MAX_REMEMBERED_TOPIC_BYTES, Router
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.topics import is_string, topic_fault
 from nearcast.mqtt.wire import PUBLISH
+
+_MESSAGE_EXPIRY: Final = b"\x02"
+_NO_ROOM: Final = "the topic log has no room for another topic"
 
 #: Encoded property sets whose meaning is remembered: most publishers send the same ones again and again.
 MAX_REMEMBERED_PROPERTIES: Final = 4_096
@@ -277,11 +281,33 @@ class Inbound:
         if not self._may_publish(connection, publication.topic):
             self.effects.stats.dropped_not_authorized += publication.count
             return reasons.NOT_AUTHORIZED
+        kept = route.kept
+        if kept is not None and not self.keep(kept, publication, session, now):
+            if publication.qos and not connection.is_v5:  # told that all is well, it would believe the message kept
+                raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, _NO_ROOM)
+            return reasons.QUOTA_EXCEEDED
         if publication.retain:
             self.retain(publication)
-        if not self.router.publish(route, publication, session, now):
+        if not self.router.publish(route, publication, session, now) and (kept is None or not kept.durable):
             return reasons.NO_MATCHING_SUBSCRIBERS
         return reasons.SUCCESS
+
+    def keep(self, kept: Keeping, publication: Publication, session: Session, now: float) -> bool:
+        """Hand a session's messages to the log; false when its topic is durable and the log has no room for it."""
+        # A session that ends with its connection is not there to be asked after a crash whether it sent something before.
+        marked = publication.qos == 2 and session.durable and kept.durable
+        mark = self.effects.last_mark + 1 if marked else 0
+        properties = publication.properties
+        if publication.expires_at > 0:
+            remaining = max(0, int(publication.expires_at - now + 0.5))
+            properties += _MESSAGE_EXPIRY + remaining.to_bytes(4, "big")
+        publisher = session.client_id.encode("utf-8")
+        if not kept.keep(publication.payloads(), publication.qos, publication.retain, properties, publisher, mark):
+            self.effects.stats.not_kept += publication.count
+            return not kept.durable
+        if marked:
+            self.effects.last_mark = mark
+        return True
 
     def _check_topic(self, topic: bytes) -> None:
         if not is_string(topic):  # [MQTT-3.3.2-1]
@@ -385,7 +411,10 @@ class Inbound:
         self, connection: Connection, session: Session, publication: Publication, ids: list[bytes], now: float
     ) -> None:
         for part, packet_id in zip(publication.parts(publication.count), ids, strict=True):
-            if session.is_received((packet_id[0] << 8) | packet_id[1]):
+            number = (packet_id[0] << 8) | packet_id[1]
+            if session.is_received(number):
+                if session.is_unkept(number):
+                    self._keep_after_all(session, part, packet_id, now)
                 self._answer(connection, 0x50, [packet_id], reasons.SUCCESS)
             else:
                 self._acknowledge_exactly_once(connection, session, part, [packet_id], now)
@@ -396,10 +425,27 @@ class Inbound:
         held = session.received_ids
         if (0 if held is None else len(held)) + len(ids) > connection.receive_maximum and connection.is_v5:
             raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 messages than the receive maximum")
+        mark = self.effects.last_mark
         reason_code = self._accept(connection, session, publication, now)
         if reason_code < 0x80 or not connection.is_v5:
-            session.remember(b"".join(ids))
+            packet_ids = b"".join(ids)
+            session.remember(packet_ids)
+            if self.effects.last_mark != mark:
+                session.remember_mark(packet_ids, self.effects.last_mark)
         self._answer(connection, 0x50, ids, reason_code)
+
+    def _keep_after_all(self, session: Session, publication: Publication, packet_id: bytes, now: float) -> None:
+        """A message comes again that was delivered and that the log lost in a crash: see :mod:`nearcast.mqtt.keeping`."""
+        if self.router.remembered(publication.topic) is None:
+            self._check_topic(publication.topic)
+        kept = self.router.route_for(publication.topic).kept
+        if kept is None or not kept.durable:
+            return
+        mark = self.effects.last_mark
+        if not self.keep(kept, publication, session, now):
+            raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, _NO_ROOM)
+        if self.effects.last_mark != mark:
+            session.remember_mark(packet_id, self.effects.last_mark)
 
     def _answer(self, connection: Connection, kind: int, ids: list[bytes], reason_code: int) -> None:
         """PUBACKs or PUBRECs for ``ids``. 3.1.1 cannot say no: there the message is acknowledged and gone."""

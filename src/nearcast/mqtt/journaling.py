@@ -11,7 +11,7 @@ is damage in a file that a complete one has replaced. (Journals of before there 
 
 Damage (a torn tail, a flipped bit) is reported with path and offset. What precedes it is recovered; the damaged file and any
 younger one are kept aside with the suffix ``.damaged`` (the last few of them), and the recovered state is written anew at
-once. A journal of a newer version is no damage: nothing of it is touched, and the journal does not open.
+once. Where there is a topic log, the two agree on what came last before that (:mod:`nearcast.mqtt.keeping`). A journal of a newer version is no damage: nothing of it is touched, and the journal does not open.
 
 It knows neither disks nor threads. A driver (:mod:`nearcast.broker.journal`, the simulator's broker) provides the
 :class:`~nearcast.mqtt.frames.Storage`, flushes it, and keeps the order that :class:`~nearcast.mqtt.effects.Effects` asks for::
@@ -29,6 +29,7 @@ from nearcast.errors import StorageCorrupt, StorageUnavailable, UnknownRecord
 from nearcast.mqtt import frames, records
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.frames import HEADER, Storage, frame_of
+from nearcast.mqtt.keeping import MarkedLog
 from nearcast.mqtt.recovery import Recovery, Snapshot
 
 #: A snapshot is copied in steps of about this size, so that no client waits long for one. A session is never split, because
@@ -59,7 +60,12 @@ class Journaling:
     """See the module. ``damage`` lists what recovery found broken; ``recovered_records`` what it replayed."""
 
     def __init__(
-        self, engine: Engine, storage: Storage, snapshot_bytes: int, snapshot_step_bytes: int = SNAPSHOT_STEP_BYTES
+        self,
+        engine: Engine,
+        storage: Storage,
+        snapshot_bytes: int,
+        snapshot_step_bytes: int = SNAPSHOT_STEP_BYTES,
+        log: MarkedLog | None = None,
     ) -> None:
         self.damage: list[StorageCorrupt] = []
         self.recovered_records = 0
@@ -68,6 +74,7 @@ class Journaling:
         self.replacing = False
         self._engine = engine
         self._storage = storage
+        self._log = log
         self._snapshot_bytes = snapshot_bytes
         self._snapshot_step_bytes = snapshot_step_bytes
         self._snapshot_due = snapshot_bytes
@@ -103,6 +110,8 @@ class Journaling:
                 self._set_aside(found[index:])
                 break
         self.recovered_records = recovery.records
+        if self._log is not None:
+            recovery.reconcile(self._log.reconcile(self._engine.effects.last_mark))
         self._names = found
         self._engine.effects.generation = generation_of(found[-1]) if found else 0
         # Whatever was read is written anew at once: the state is checked, old files go, and damage does not stay in the way.

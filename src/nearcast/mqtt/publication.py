@@ -27,6 +27,9 @@ _LOW: Final[bytes] = bytes(range(256)) * 256
 #: Forms remembered per publication. A retained message with an expiry would otherwise gather one for every second it lives.
 MAX_FORMS: Final = 8
 
+#: Payload bytes in one publication of :func:`build_all`: a message that stays unacknowledged keeps all of it in memory.
+MAX_BUILT_BYTES: Final = 65_536
+
 _TOPIC_ALIAS: Final = b"\x23"
 _MESSAGE_EXPIRY: Final = b"\x02"
 
@@ -252,6 +255,27 @@ def build(
     packet = bytes([0x30 | flags]) + encode_varint(len(head) + len(payload)) + head + payload
     head_size = len(head) - (2 if qos else 0)
     return Publication(topic, packet, 1, len(packet), v5, head_size, properties, expires_at, expires_at == 0)
+
+
+def build_all(topic: bytes, payloads: list[bytes], qos: int, retain: bool, properties: bytes = b"") -> list[Publication]:
+    """Publications of many messages from their parts: as few as their sizes allow."""
+    found: list[Publication] = []
+    start = 0
+    while start < len(payloads):
+        stop = start + 1
+        size = len(payloads[start])
+        limit = start + MAX_BUILT_BYTES // (size + 1) + 1
+        while stop < len(payloads) and stop < limit and len(payloads[stop]) == size:
+            stop += 1
+        one = build(topic, payloads[start], qos, retain, properties)
+        if stop == start + 1:
+            found.append(one)
+        else:
+            lead = one.packets[: len(one.packets) - size]
+            packets = lead + lead.join(payloads[start:stop])
+            found.append(Publication(topic, packets, stop - start, one.stride, one.v5, one.head_size, properties, 0.0, True))
+        start = stop
+    return found
 
 
 def _varint_size(packet: bytes) -> int:

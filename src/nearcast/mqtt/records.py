@@ -40,8 +40,9 @@ STORED: Final = 14
 STATE: Final = 15
 TARGETED: Final = 16
 COMPLETE: Final = 17
+KEPT: Final = 18
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(18)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(19)]
 
 
 def number(value: int) -> bytes:
@@ -188,6 +189,14 @@ def remembered(session_number: int, packet_ids: bytes) -> bytes:
 def forgotten(session_number: int, packet_ids: bytes) -> bytes:
     """The client released these identifiers."""
     return _KIND[FORGOTTEN] + number(session_number) + blob(packet_ids)
+
+
+def kept(mark: int, session_number: int, packet_ids: bytes) -> bytes:
+    """QoS 2 messages with these identifiers are in the topic log with this ``mark``; 0: they are not, and are to be.
+
+    Without a session (0): marks have come so far.
+    """
+    return _KIND[KEPT] + number(mark) + number(session_number) + blob(packet_ids)
 
 
 def retained(publication: Publication, wall_offset: float) -> bytes:

@@ -55,6 +55,8 @@ class Recovery:
             self._engine.retained.remove(fields.blob())
         elif kind == records.SESSION:
             self._session(fields)
+        elif kind == records.KEPT:
+            self._kept(fields)
         elif records.SESSION < kind <= records.TARGETED:
             session = self._engine.sessions.by_number.get(fields.number())
             if session is not None:
@@ -141,8 +143,11 @@ class Recovery:
             held.update(_ids(fields.blob()))
             session.received_ids = held
         elif kind == records.FORGOTTEN:
-            if session.received_ids is not None:
-                session.received_ids.difference_update(_ids(fields.blob()))
+            for packet_id in _ids(fields.blob()):
+                if session.received_ids is not None:
+                    session.received_ids.discard(packet_id)
+                if session.marks is not None:
+                    session.marks.pop(packet_id, None)
         elif kind == records.SUBSCRIBED:
             self._subscribe(session, fields)
         elif kind == records.UNSUBSCRIBED:
@@ -154,6 +159,32 @@ class Recovery:
             self._engine.stats.sessions = len(self._engine.sessions.by_client)
         elif kind == records.STATE:
             self._state(session, fields)
+
+    def _kept(self, fields: Fields) -> None:
+        mark = fields.number()
+        effects = self._engine.effects
+        effects.last_mark = max(effects.last_mark, mark)
+        session = self._engine.sessions.by_number.get(fields.number())
+        packet_ids = _ids(fields.blob())
+        if session is not None and packet_ids:
+            marks = session.marks or {}
+            for packet_id in packet_ids:
+                marks[packet_id] = mark
+            session.marks = marks
+
+    def reconcile(self, log_mark: int) -> None:
+        """The log has messages up to this mark: what the journal has beyond it was lost, and is to be kept when it comes again.
+
+        Whoever knows the log calls this between replay and :meth:`finish`.
+        """
+        effects = self._engine.effects
+        effects.last_mark = max(effects.last_mark, log_mark)
+        for session in self._engine.sessions.by_client.values():
+            marks = session.marks
+            if marks is not None:
+                for packet_id, mark in marks.items():
+                    if mark > log_mark:
+                        marks[packet_id] = 0
 
     def _enqueue(self, publication: Publication, fields: Fields) -> None:
         for _ in range(fields.number()):
@@ -219,6 +250,7 @@ class Recovery:
         session.queued_messages = 0
         session.queued_bytes = 0
         session.received_ids = None
+        session.marks = None
 
     def _state(self, session: Session, fields: Fields) -> None:
         self._clear(session)
@@ -269,6 +301,7 @@ class Snapshot:
     def __init__(self, engine: Engine) -> None:
         engine.effects.generation += 1
         self._engine = engine
+        self._begun = False
         self._sessions = [session.number for session in engine.sessions.by_client.values() if session.durable]
         self._topics = [message.topic for message in engine.retained.all() if message.topic[:5] != b"$SYS/"]
 
@@ -277,6 +310,10 @@ class Snapshot:
         found: list[bytes] = []
         size = 0
         effects = self._engine.effects
+        if not self._begun:
+            self._begun = True
+            if effects.last_mark:
+                found.append(records.kept(effects.last_mark, 0, b""))
         while size < max_bytes and (self._sessions or self._topics):
             before = len(found)
             if self._sessions:
@@ -301,3 +338,6 @@ class Snapshot:
                 found.append(records.stored(publication, effects))
         found.append(records.session(session, effects.wall_offset, True))
         found.append(records.state(session))
+        if session.marks is not None:
+            for packet_id, mark in session.marks.items():
+                found.append(records.kept(mark, session.number, packet_id.to_bytes(2, "big")))

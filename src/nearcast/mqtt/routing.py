@@ -1,7 +1,8 @@
 """From a publication to its receivers.
 
-The answer of the subscription tree for a topic is compiled once into a :class:`Route` and used until any subscription changes:
-a busy topic costs one dictionary look-up per publication, which may be hundreds of messages.
+The answer of the subscription tree for a topic is compiled once into a :class:`Route`, together with whether and how the topic is
+kept, and used until any subscription or rule changes: a busy topic costs one dictionary look-up per publication, which may be
+hundreds of messages.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 from nearcast.mqtt import records
 from nearcast.mqtt.codec import encode_varint
 from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.keeping import Keeper, Keeping
 from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.subscriptions import SharedGroup, Subscription, SubscriptionTree
@@ -56,11 +58,12 @@ class Target:
 
 
 class Route:
-    """Everything that wants a topic, and how much went through it."""
+    """Everything that wants a topic, what keeps it, and how much went through it."""
 
     def __init__(self, topic: bytes) -> None:
         self.topic = topic
         self.generation = -1
+        self.kept: Keeping | None = None
         self.targets: list[Target] = []
         self.groups: list[SharedGroup] = []
         self.messages = 0
@@ -79,6 +82,7 @@ class Router:
     def __init__(self, effects: Effects, tree: SubscriptionTree) -> None:
         self.effects = effects
         self.tree = tree
+        self.keeper: Keeper | None = None
         self.next_sequence = 1
         self._routes: dict[bytes, Route] = {}
 
@@ -120,7 +124,15 @@ class Router:
                     target.own.merge(subscription)
         route.targets = list(merged.values())
         route.groups = match.groups
+        # The broker's own figures are of no use later on.
+        keeper = None if route.topic[:5] == b"$SYS/" else self.keeper
+        route.kept = None if keeper is None else keeper.keeping(route.topic)
         route.generation = self.tree.generation
+
+    def keep_with(self, keeper: Keeper | None) -> None:
+        """Ask this one from now on which topics are kept. Also called when its answers may have changed."""
+        self.keeper = keeper
+        self.tree.generation += 1
 
     def sweep(self) -> None:
         """Forget routes that are out of date, so that they keep no ended session in memory, and those nobody used since."""

@@ -102,6 +102,8 @@ class Session:
         self.max_queued_messages = max_queued_messages
         self.max_queued_bytes = max_queued_bytes
         self.received_ids: set[int] | None = None
+        # Of those whose messages belong in the topic log, the mark they have there; 0: the log lost them in a crash.
+        self.marks: dict[int, int] | None = None
         self.unsent: Unsent | None = None
 
     # --- outbound -------------------------------------------------------------------------------------------------------
@@ -406,6 +408,20 @@ class Session:
         if self.durable:
             self.effects.records.append(records.remembered(self.number, packet_ids))
 
+    def is_unkept(self, packet_id: int) -> bool:
+        """Whether the message that was taken on with this identifier has yet to be kept in the topic log."""
+        return self.marks is not None and self.marks.get(packet_id, 1) == 0
+
+    def remember_mark(self, packet_ids: bytes, mark: int) -> None:
+        """The messages that were taken on with these identifiers are in the topic log with this mark."""
+        marks = self.marks
+        if marks is None:
+            marks = {}
+            self.marks = marks
+        for packet_id in packet_ids_of(packet_ids):
+            marks[packet_id] = mark
+        self.effects.records.append(records.kept(mark, self.number, packet_ids))
+
     def release(self, packet_ids: bytes) -> None:
         """PUBRELs arrived; answer each with PUBCOMP [MQTT-4.3.3-11]."""
         connection = self.connection
@@ -430,6 +446,11 @@ class Session:
 
     def _completed(self, connection: Connection, known: list[bytes]) -> None:
         if known:
+            if self.marks is not None:
+                for packet_id in packet_ids_of(b"".join(known)):
+                    self.marks.pop(packet_id, None)
+                if not self.marks:
+                    self.marks = None
             if self.durable:
                 self.effects.records.append(records.forgotten(self.number, b"".join(known)))
             connection.push_held(b"\x70\x02" + b"\x70\x02".join(known))

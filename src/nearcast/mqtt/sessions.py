@@ -180,10 +180,18 @@ class Sessions:
             expires_at = now + will.properties.message_expiry_interval
         topic = will.topic.encode("utf-8")
         message = build(topic, will.payload, will.qos, will.retain, forwarded_properties(will.properties), expires_at)
+        route = self._router.route_for(topic)
+        kept = route.kept
+        if kept is not None:
+            mark = self._effects.last_mark
+            if not self._inbound.keep(kept, message, session, now):
+                return
+            if self._effects.last_mark != mark:
+                self._effects.records.append(records.kept(self._effects.last_mark, 0, b""))
         self._effects.stats.wills_published += 1
         if will.retain:
             self._inbound.retain(message)
-        self._router.publish(self._router.route_for(topic), message, session, now)
+        self._router.publish(route, message, session, now)
 
     def subscribe(self, session: Session, subscription: Subscription) -> bool:
         """Add or replace a subscription; returns whether it is new. The filter has been checked."""

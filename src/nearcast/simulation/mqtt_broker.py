@@ -70,12 +70,24 @@ class SimulatedJournal:
 
     def __init__(self, machine: Journaling) -> None:
         self.needs_sync = True
-        self.unsynced = False
         self._machine = machine
+        self._covered_bytes = 0
+        self._flushed_bytes = 0
+
+    @property
+    def unsynced(self) -> bool:
+        return self._machine.bytes_written > self._flushed_bytes
 
     def append(self, records: list[bytes]) -> None:
         self._machine.append(records)
-        self.unsynced = True
+
+    def flushing(self) -> None:
+        """A flush of the disk begins."""
+        self._covered_bytes = self._machine.bytes_written
+
+    def flushed(self) -> None:
+        """It is done."""
+        self._flushed_bytes = self._covered_bytes
 
 
 class BrokerTransport:
@@ -167,7 +179,7 @@ class SimulatedBroker:
     def request_sync(self) -> None:
         """Output waits for a flush."""
         if self._journal is not None and self.commits.begin_sync():
-            self._journal.unsynced = False
+            self._journal.flushing()
             self.host.disk.sync(self.token + OUTPUT)
 
     def _begin_replacing(self, names: list[str]) -> None:
@@ -178,6 +190,8 @@ class SimulatedBroker:
         if self.failed or self.machine is None:
             return
         if purpose == OUTPUT:
+            if self._journal is not None:
+                self._journal.flushed()
             self.commits.synced()
             self.request_sync()
             self._settle()

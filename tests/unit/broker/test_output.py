@@ -36,7 +36,7 @@ class ManualJournal:
 
     def __init__(self, needs_sync: bool) -> None:
         self.needs_sync = needs_sync
-        self.unsynced = False
+        self.flushed = 0
         self.frames: list[list[bytes]] = []
         self.waiting: list[asyncio.Future[None]] = []
         self.failure: StorageUnavailable | None = None
@@ -45,13 +45,17 @@ class ManualJournal:
         if self.failure is not None:
             raise self.failure
         self.frames.append(records)
-        self.unsynced = True
+
+    @property
+    def unsynced(self) -> bool:
+        return len(self.frames) > self.flushed
 
     async def sync(self) -> None:
-        self.unsynced = False
+        covered = len(self.frames)
         flush: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting.append(flush)
         await flush
+        self.flushed = covered
 
     async def complete(self) -> None:
         """The disk has what was appended before the oldest flush began; lets its consequences happen."""
