@@ -24,8 +24,10 @@ _EXAMPLES = (
     "nearcast broker                         [dim]a broker for this machine[/dim]",
     "nearcast sub 'sensors/#' -v             [dim]show what arrives[/dim]",
     "nearcast pub -t sensors/door -m open    [dim]send something[/dim]",
+    "nearcast topic create 'sensors/#'       [dim]keep messages, to be read by index (needs broker --data DIR)[/dim]",
     "nearcast simulate mqtt --seeds 20       [dim]a broker and its faults, in virtual time[/dim]",
     "nearcast wan up iov                     [dim]distances and cuts for real programs[/dim]",
+    "nearcast pipeline list                  [dim]Spark jobs on topics and recorded runs[/dim]",
     "nearcast COMMAND --help                 [dim]everything a command can do[/dim]",
 )
 
@@ -46,9 +48,11 @@ SUBCOMMANDS = (
     Subcommand("passwd", "nearcast.broker.commands", "Manage the broker's password file."),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
+    Subcommand("topic", "nearcast.cli.topic", "Keep topics in a log, and read them by index or time.", group=True),
     Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay by seed."),
     Subcommand("wan", "nearcast.cli.wan", "Run real programs on an emulated wide-area network.", group=True),
     Subcommand("experiment", "nearcast.cli.experiment", "Run an experiment by name and hold it to its bars."),
+    Subcommand("pipeline", "nearcast.cli.pipeline", "Run Spark jobs on topics and recorded runs.", group=True),
     Subcommand("bench", "nearcast.bench.commands", "Generate load and compare brokers.", group=True),
 )
 
