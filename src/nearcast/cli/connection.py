@@ -79,23 +79,24 @@ class ConnectionOptions:
             client_id=self.client_id,
             version=self.version,
             username=self.user,
-            password=self._password(),
+            password=password(self.password_file),
             will=will,
             tls=TlsOptions(ca_file=self.ca, certificate_file=self.certificate, key_file=self.key, verify=not self.insecure),
             max_queued_messages=max_queued_messages,
             reconnect=reconnect,
         )
 
-    def _password(self) -> str | None:
-        """From the file, else from the environment: never from the command line, where other users could see it."""
-        if self.password_file is None:
-            return os.environ.get("NEARCAST_PASSWORD")
-        try:
-            lines = self.password_file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"cannot read the password file {self.password_file}: {reason}") from error
-        return lines[0] if lines else ""
+
+def password(file: Path | None) -> str | None:
+    """From the file, else from the environment: never from the command line, where other users could see it."""
+    if file is None:
+        return os.environ.get("NEARCAST_PASSWORD")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"cannot read the password file {file}: {reason}") from error
+    return lines[0] if lines else ""
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

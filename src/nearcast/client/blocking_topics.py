@@ -116,9 +116,9 @@ class BlockingTopics:
         """Copy what passes on these topics into the log from now on; whether that is new."""
         return bool(self._done(records.rule_message(topic_filter, retention, "tap")))
 
-    def delete_topic(self, topic_filter: str) -> None:
-        """Keep them no more: the rule of exactly this filter goes."""
-        self._done(wire.DeleteRule(topic_filter))
+    def delete_topic(self, topic_filter: str, *, keep_records: bool = False) -> None:
+        """Keep them no more: the rule of exactly this filter goes, and with it the records that no other rule keeps."""
+        self._done(wire.DeleteRule(topic_filter, not keep_records))
 
     def rules(self) -> list[TopicRule]:
         """Which topics are kept, in the order in which the rules decide."""
