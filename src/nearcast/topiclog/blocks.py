@@ -8,7 +8,7 @@ a reader can take whole columns out of it without a copy::
      0   u32   length of the block, this field and the padding included: a multiple of 8
      4   u32   crc32 of everything that follows, padding included
      8   u8    kind
-     9   u8    flags: QoS (bits 0 and 1), RETAIN, GROUPED
+     9   u8    flags: QoS (bits 0 and 1), RETAIN, GROUPED, FLOOR
     10   u16   publisher_bytes
     12   u32   topic, as numbered by this log; a TOPIC block of the same segment precedes its first use there
     16   u64   first_index: the topic's index of the first record; the others count on from it
@@ -20,7 +20,8 @@ a reader can take whole columns out of it without a copy::
 
 Other kinds use the same header with a count of 0 and one offset of 0; their body stands where the properties are:
 
-- TOPIC: the name of ``topic``; ``first_index`` is the index its next record gets.
+- TOPIC: the name of ``topic``; ``first_index`` is the index its next record gets. With FLOOR, it is the oldest index there is:
+  records below it were removed, even where a file still has them.
 - MARK: who wrote the GROUPED blocks right before it, and how far it has come (:class:`nearcast.topiclog.marks.Mark`, as
   MessagePack). GROUPED blocks that no MARK follows do not exist: together they are there or not.
 
@@ -32,6 +33,8 @@ from __future__ import annotations
 import struct
 import zlib
 from typing import Final
+
+from mypy_extensions import i64
 
 VERSION: Final = 1
 SEGMENT_HEADER: Final = b"nearcast topics %d\n\0\0\0\0\0\0" % VERSION
@@ -49,6 +52,7 @@ MARK: Final = 3
 QOS_MASK: Final = 0x03
 RETAIN: Final = 0x04
 GROUPED: Final = 0x08
+FLOOR: Final = 0x10
 
 MAX_BLOCK_BYTES: Final = 1 << 30
 MAX_PUBLISHER_BYTES: Final = 65_535
@@ -56,6 +60,8 @@ MAX_PUBLISHER_BYTES: Final = 65_535
 _REST: Final = struct.Struct("<BBHIQqII")
 _SIZES: Final = struct.Struct("<II")
 _PADDING: Final = b"\0\0\0\0\0\0\0"
+_COPIED_BYTES: Final = 2_048
+"""Payloads up to this size are copied into their block; larger ones stay pieces of their own on their way to the disk."""
 
 
 def encode(
@@ -69,10 +75,27 @@ def encode(
     payloads: list[bytes],
 ) -> bytes:
     """One block."""
+    pieces: list[bytes] = []
+    encode_into(pieces, kind, flags, topic, first_index, time_us, publisher, properties, payloads)
+    return b"".join(pieces)
+
+
+def encode_into(
+    pieces: list[bytes],
+    kind: int,
+    flags: int,
+    topic: int,
+    first_index: int,
+    time_us: int,
+    publisher: bytes,
+    properties: bytes,
+    payloads: list[bytes],
+) -> int:
+    """Add one block to ``pieces``, without a copy of large payloads; returns the block's length."""
     count = len(payloads)
     if count == 1:
-        offsets = _SIZES.pack(0, len(payloads[0]))
         payload = payloads[0]
+        offsets = _SIZES.pack(0, len(payload))
     else:
         ends = [0]
         end = 0
@@ -81,16 +104,20 @@ def encode(
             ends.append(end)
         offsets = struct.pack(f"<{count + 1}I", *ends)
         payload = b"".join(payloads)
-    size = HEADER_BYTES + len(offsets) + len(publisher) + len(properties) + len(payload)
-    padding = _PADDING[: -size % 8]
-    checked = b"".join(
-        (
-            _REST.pack(kind, flags, len(publisher), topic, first_index, time_us, count, len(properties)),
-            offsets,
-            publisher,
-            properties,
-            payload,
-            padding,
-        )
-    )
-    return _SIZES.pack(size + len(padding), zlib.crc32(checked)) + checked
+    size: i64 = HEADER_BYTES + len(offsets) + len(publisher) + len(properties) + len(payload)
+    padding_bytes: i64 = -size & 7
+    size += padding_bytes
+    padding = _PADDING[:padding_bytes]
+    rest = _REST.pack(kind, flags, len(publisher), topic, first_index, time_us, count, len(properties))
+    if len(payload) <= _COPIED_BYTES:
+        checked = b"".join((rest, offsets, publisher, properties, payload, padding))
+        pieces.append(_SIZES.pack(size, zlib.crc32(checked)))
+        pieces.append(checked)
+    else:
+        head = b"".join((rest, offsets, publisher, properties))
+        checksum = zlib.crc32(padding, zlib.crc32(payload, zlib.crc32(head)))
+        pieces.append(_SIZES.pack(size, checksum) + head)
+        pieces.append(payload)
+        if padding_bytes:
+            pieces.append(padding)
+    return size

@@ -1,0 +1,214 @@
+"""A segment: one file of the log; its names, and how it is read again when it has no index.
+
+Reading stops at the first block that is not whole. In the segment that grew last, that is the end of the log: a write that a
+crash cut short. In an older one it is damage; if the next block begins where the broken one says, reading goes on there.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final
+
+from mypy_extensions import i64
+
+from nearcast.errors import StorageCorrupt, StorageUnavailable
+from nearcast.topiclog.blocks import (
+    CHECKED_FROM,
+    FLOOR,
+    GROUPED,
+    HEADER,
+    HEADER_BYTES,
+    MARK,
+    RECORDS,
+    SEGMENT_HEADER,
+    TOPIC,
+    VERSION,
+)
+from nearcast.topiclog.marks import Mark, decode_mark
+from nearcast.topiclog.runs import Part, RunColumns, Runs
+from nearcast.topiclog.storage import Storage
+
+SEGMENT_HEADER_BYTES: Final = 24
+_ANY_HEADER: Final = re.compile(rb"nearcast topics ([1-9]\d{0,8})\n")
+_LOG_NAME: Final = re.compile(r"(\d{10})(?:\.(\d{1,6}))?\.log")
+
+
+def log_name(sequence: int, generation: int) -> str:
+    """The file of a segment; every time it is written anew it gets the next generation."""
+    return f"{sequence:010d}.{generation}.log" if generation else f"{sequence:010d}.log"
+
+
+def index_name(name: str) -> str:
+    """The index file of a segment's file."""
+    return name[: -len(".log")] + ".index"
+
+
+def parse_log_name(name: str) -> tuple[int, int] | None:
+    """(sequence, generation) of a segment's file; None for any other."""
+    found = _LOG_NAME.fullmatch(name)
+    return (int(found.group(1)), int(found.group(2) or 0)) if found else None
+
+
+def too_new(path: str) -> StorageUnavailable:
+    """What to say about files that a later version wrote."""
+    return StorageUnavailable(path, "was written by a newer version of nearcast: use that version, or another directory")
+
+
+def check_version(storage: Storage, name: str) -> None:
+    """Raises :class:`StorageUnavailable` for a segment that a newer version wrote."""
+    found = _ANY_HEADER.match(storage.read(name, 0, 64))
+    if found is not None and int(found.group(1)) > VERSION:
+        raise too_new(storage.path(name))
+
+
+class Segment:
+    """One file of the log. ``size`` is how much of it is written, ``live_bytes`` how much of that a reader may still want."""
+
+    def __init__(self, sequence: int, generation: int, size: int, runs: RunColumns) -> None:
+        self.sequence = sequence
+        self.generation = generation
+        self.name = log_name(sequence, generation)
+        self.size: i64 = size
+        self.logical_size: i64 = size
+        """Where the next segment's positions take over; more than ``size`` once it was written anew."""
+        self.runs = runs
+        self.live_bytes: i64 = 0
+        self.marks: list[Mark] = []
+        """Marks to remember, as they stood at its end."""
+        self.busy = False
+        """A job is about to replace it."""
+        self.view: memoryview = memoryview(b"")
+
+
+class Scanned:
+    """What is in a segment's file."""
+
+    def __init__(self) -> None:
+        self.runs = Runs()
+        self.end: int = 0
+        """Where the last block ends that counts."""
+        self.last_time_us: int = 0
+        self.marks: list[tuple[int, Mark]] = []
+        """All marks in it, with their offsets."""
+        self.damage: list[StorageCorrupt] = []
+
+
+class _Group:
+    """Blocks that wait for their mark."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Part, int, int, int, int, int]] = []
+        self.begin = 0
+
+
+def scan(storage: Storage, name: str, *, is_last: bool) -> Scanned:
+    """Read a whole segment. A segment that is not the last goes on behind damage, where it can."""
+    found = Scanned()
+    size: i64 = storage.size(name)
+    view = storage.view(name, size)
+    path = storage.path(name)
+    if size < SEGMENT_HEADER_BYTES:
+        if size or not is_last:
+            found.damage.append(StorageCorrupt(path, 0, "the file ends inside its header", torn=True))
+        return found
+    if bytes(view[:SEGMENT_HEADER_BYTES]) != SEGMENT_HEADER:
+        found.damage.append(StorageCorrupt(path, 0, "this is not a segment of a topic log"))
+        return found
+    offset: i64 = SEGMENT_HEADER_BYTES
+    found.end = SEGMENT_HEADER_BYTES
+    group = _Group()
+    while offset < size:
+        problem = _problem_at(view, offset, size)
+        if problem:
+            found.damage.append(StorageCorrupt(path, offset, problem, torn=problem.startswith("the file ends")))
+            behind = -1 if is_last else _behind(view, offset, size)
+            if behind < 0:
+                break
+            group.blocks.clear()
+            offset = behind
+            continue
+        offset += _take(found, group, view, offset, path)
+        if not group.blocks:
+            found.end = offset
+    if is_last:
+        found.runs.forget_from(found.end)
+    return found
+
+
+def _problem_at(view: memoryview, offset: i64, size: i64) -> str:
+    """What is wrong with the block at an offset; "" if nothing is."""
+    if offset + HEADER_BYTES + 4 > size:
+        return "the file ends inside a block"
+    length: i64 = int.from_bytes(view[offset : offset + 4], "little")
+    if length == 0:  # nobody writes an empty block; zeros are what a file system leaves after a power cut
+        return "zeros where a block should be"
+    if length < HEADER_BYTES + 4 or length & 7:
+        return "no block begins here"
+    if offset + length > size:
+        return "the file ends inside a block"
+    checksum = int.from_bytes(view[offset + 4 : offset + CHECKED_FROM], "little")
+    if zlib.crc32(view[offset + CHECKED_FROM : offset + length]) != checksum:
+        return "the checksum does not match"
+    return ""
+
+
+def _behind(view: memoryview, offset: i64, size: i64) -> i64:
+    """Where a whole block begins behind a broken one, if its length can be believed; -1 if not."""
+    length: i64 = int.from_bytes(view[offset : offset + 4], "little")
+    behind = offset + length
+    if length < HEADER_BYTES + 4 or length & 7 or behind >= size or _problem_at(view, behind, size):
+        return -1
+    return behind
+
+
+def _take(found: Scanned, group: _Group, view: memoryview, offset: i64, path: str) -> i64:
+    """Take note of a whole block; returns its length."""
+    (
+        length,
+        _,
+        kind,
+        flags,
+        publisher_bytes,
+        number,
+        first,
+        time_us,
+        count,
+        properties_bytes,
+    ) = HEADER.unpack_from(view, offset)
+    if time_us > found.last_time_us:
+        found.last_time_us = time_us
+    runs = found.runs
+    if kind == RECORDS:
+        part = runs.part(number)
+        if part is None:
+            found.damage.append(StorageCorrupt(path, offset, f"topic {number} was not named before"))
+        elif flags & GROUPED:
+            if not group.blocks:
+                group.begin = offset
+            group.blocks.append((part, first, offset, length, count, time_us))
+        else:
+            group.blocks.clear()
+            runs.add(part, first, offset, length, count, time_us, time_us)
+        return int(length)
+    body_at = offset + HEADER_BYTES + 4 * (count + 1) + publisher_bytes
+    body = bytes(view[body_at : body_at + properties_bytes])
+    if kind == TOPIC:
+        part = runs.declare(number, body, first, offset)
+        if flags & FLOOR:
+            part.floor = max(part.floor, first)
+        if part.first == part.next and part.next < first:
+            part.first = part.next = first
+    elif kind == MARK:
+        try:
+            found.marks.append((int(offset), decode_mark(body)))
+        except ValueError as error:
+            found.damage.append(StorageCorrupt(path, offset, f"a mark makes no sense: {error}"))
+        else:
+            for part, first, at, size, records, time in group.blocks:
+                runs.add(part, first, at, size, records, time, time)
+        group.blocks.clear()
+    else:
+        # The block is whole, so this was meant: damage would not have passed the checksum.
+        raise too_new(path)
+    return int(length)
