@@ -257,3 +257,28 @@ def test_a_missing_rule_file_is_refused(tmp_path: Path) -> None:
 def test_an_inline_rule_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="whole level"):
         load_access_list([allow("a+/b")], None)
+
+
+def test_managing_topics_must_be_granted_by_name() -> None:
+    nobody_asked = AccessList()
+    assert nobody_asked.may_manage("c", None, "a/#")
+    rules = AccessList([allow("#"), AccessRule(action="allow", access="manage", topic="sensors/#", user="operator")])
+    assert rules.may_publish("c", "operator", "a")
+    assert not rules.may_manage("c", "operator", "a")
+    assert not rules.may_manage("c", None, "sensors/a")
+    assert rules.may_manage("c", "operator", "sensors/a")
+    assert rules.may_manage("c", "operator", "sensors/#")
+    assert not rules.may_manage("c", "operator", "#"), "only what a rule covers whole"
+
+
+def test_denying_all_denies_managing() -> None:
+    manage = AccessRule(action="allow", access="manage", topic="#")
+    rules = AccessList([AccessRule(action="deny", topic="secret/#", user="eve"), manage])
+    assert not rules.may_manage("c", "eve", "secret/a")
+    assert not rules.may_manage("c", "eve", "#")
+    assert rules.may_manage("c", "eve", "open/a")
+    assert rules.may_manage("c", "ann", "#")
+    assert not AccessList([manage]).may_publish("c", "ann", "a")
+    assert not AccessList([manage]).may_subscribe("c", "ann", "a")
+    (line,) = parse_rules("allow manage user=ann topic a/#\n", "acl")
+    assert (line.access, line.user, line.topic) == ("manage", "ann", "a/#")
