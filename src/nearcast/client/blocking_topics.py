@@ -18,10 +18,12 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TypeVar
+
+import msgspec
 
 from nearcast.client import records
 from nearcast.client.bulk_errors import as_closed, cannot_reach
@@ -201,6 +203,18 @@ class BlockingTopics:
     ) -> Iterator[Batch]:
         """Batches of records from ``start`` to before ``end``, by default all that is committed now."""
         return self._batches(records.opening(filters, start, end, follow=False), on_gap)
+
+    def read_ranges(
+        self, filters: str | list[str], ranges: Mapping[str, tuple[int, int]], *, on_gap: OnGap | None = None
+    ) -> Iterator[Batch]:
+        """Batches of these topics alone, of each from an index to before another; a filter has to match each of them."""
+        asked = records.opening(
+            filters,
+            {topic: start for topic, (start, _) in ranges.items()},
+            {topic: end for topic, (_, end) in ranges.items()},
+            follow=False,
+        )
+        return self._batches(msgspec.structs.replace(asked, listed_only=True), on_gap)
 
     def follow(
         self, filters: str | list[str], start: Place = "latest", end: Place | None = None, *, on_gap: OnGap | None = None
