@@ -37,8 +37,10 @@ def spark_home() -> Path:
     return package if (package / "jars").is_dir() else package.parent.parent
 
 
-def start_gateway(conf: Mapping[str, str], *, java_home: Path, executor_python: str, log_file: Path) -> ClientServer:
-    """Start a JVM with these settings and connect to it. Its ``proc`` is the process."""
+def start_gateway(
+    conf: Mapping[str, str], *, java_home: Path, executor_python: str, log_file: Path, loopback: bool
+) -> ClientServer:
+    """Start a JVM with these settings and connect to it; ``loopback`` keeps it off the network. ``proc`` is its process."""
     from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
     from py4j.java_gateway import java_import
 
@@ -53,6 +55,8 @@ def start_gateway(conf: Mapping[str, str], *, java_home: Path, executor_python: 
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
     }
+    if loopback:
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
     # env(1) adds to the environment that the child inherits; this module does not read it.
     command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), str(home / "bin" / "spark-submit")]
     for key, value in conf.items():

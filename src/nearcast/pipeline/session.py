@@ -87,7 +87,9 @@ def build_session(
             "spark.driver.extraJavaOptions": " ".join(java_options),
         }
         _end_jvm()
-        gateway = gateways.start_gateway(conf, java_home=java.home, executor_python=executor_python, log_file=log_file)
+        gateway = gateways.start_gateway(
+            conf, java_home=java.home, executor_python=executor_python, log_file=log_file, loopback=is_local(master)
+        )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise

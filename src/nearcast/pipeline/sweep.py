@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from nearcast.errors import PipelineError
 from nearcast.pipeline.progress import Progress, Silent
 from nearcast.pipeline.settings import is_local
 from nearcast.pipeline.sweep_points import Failure, Grid, Point, Row, figures_of, parse_grid, parse_seeds, points
@@ -45,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     function: Annotated[
         str,
         msgspec.Meta(
-            description="What to run for each point: `package.module:function` or `file.py:function`, called with (parameters, seed).",
+            description="What to call with (parameters, seed): `package.module:function` or `file.py:function`.",
             extra={"metavar": "PLACE", "short": "f"},
         ),
     ]
@@ -138,7 +137,7 @@ def sweep(
         points_per_task=points_per_task,
         progress=progress or Silent(),
     )
-    if directory is not None and is_local(spark.sparkContext.master):
+    if directory is not None and is_local(str(spark.sparkContext.master)):
         return spark.read.parquet(str((directory / "results.parquet").absolute()))
     from nearcast.pipeline.sweep_journal import table_of
 
@@ -283,9 +282,8 @@ def _is_over(spark: SparkSession, error: Exception) -> bool:
 
 
 def _crashed(point: Point, error: Exception) -> Row:
-    from nearcast.pipeline.failures import in_one_line
-
-    failure = Failure("WorkerCrashed", f"the point ended its Python process: {in_one_line(error)}", str(error))
+    message = "the point ended its Python process: a crash in native code, os._exit, or killed for its memory"
+    failure = Failure("WorkerCrashed", message, str(error))
     return Row(point.parameters, point.seed, 0.0, {}, failure)
 
 
@@ -297,7 +295,14 @@ class _Task:
 
     def __call__(self, encoded: Iterable[bytes]) -> Iterator[bytes]:
         for each in encoded:
-            yield msgspec.msgpack.encode(run_point(self._function, msgspec.json.decode(each, type=Point)))
+            point = msgspec.json.decode(each, type=Point)
+            row = run_point(self._function, point)
+            try:
+                yield msgspec.msgpack.encode(row)
+            except (ValueError, OverflowError) as error:
+                # Text that is none, numbers beyond 64 bits.
+                failure = Failure(type(error).__name__, f"the figures cannot be kept: {error}", "")
+                yield msgspec.msgpack.encode(Row(point.parameters, point.seed, row.seconds, {}, failure))
 
 
 def run_point(function: Function, point: Point) -> Row:

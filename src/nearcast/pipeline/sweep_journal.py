@@ -1,4 +1,4 @@
-"""What a sweep has done, kept in its directory as it goes: a journal of one JSON line per point, so that nothing is done twice.
+"""What a sweep has done, kept in its directory as it goes: a journal of one JSON line per point, so nothing is done twice.
 
 ``sweep.json`` says what is swept, ``journal.jsonl`` has the rows, ``results.parquet`` is the table made of them. A line that a
 kill cut short is dropped; of two lines about one point the later counts. One process at a time.

@@ -1,4 +1,4 @@
-"""Code of users: modules by name, files by path. Loads it and finds functions in it; what it says about failures names the line."""
+"""Code of users: modules by name, files by path. Loads it and finds functions in it."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ def _pickle_by_value(module: ModuleType) -> None:
     from pyspark import cloudpickle
 
     module.__dict__["__nearcast_user__"] = True
-    cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
