@@ -1,8 +1,8 @@
 """The journal on a real disk: a locked directory, descriptors, and a thread that flushes.
 
 What is in the files, when the next one begins and how they are read again is :class:`~nearcast.mqtt.journaling.Journaling`'s
-business, which the simulator runs as well. Here its files survive ``kill -9`` and, when flushed, a power cut. The topic log, if
-there is one, is flushed before them, in the same step of the same thread.
+business, which the simulator runs as well. Here its files survive ``kill -9`` and, when flushed, a power cut. The topic log,
+if there is one, is flushed before them, in the same step of the same thread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nearcast.broker import logs
+from nearcast.config import Persistence
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import SNAPSHOT_STEP_BYTES, Journaling
@@ -62,6 +63,8 @@ class Journal:
             journal.await_replaced()
             machine.opened(now)
         except BaseException:
+            if log is not None:
+                log.close()
             journal.close()
             raise
         return journal
@@ -112,11 +115,52 @@ class Journal:
             logs.event(logging.ERROR, "the journal could not be flushed at the end", path=error.path, reason=str(error))
 
 
+def open_journal(persistence: Persistence, engine: Engine, log: FlushedLog, now: float) -> Journal | None:
+    """Recover journal and topic log of the data directory, if there is one, and say what was found."""
+    if persistence.directory is None:
+        return None
+    journal = Journal.open(
+        persistence.directory,
+        engine,
+        now,
+        fsync=persistence.sync == "fsync",
+        snapshot_bytes=persistence.snapshot_bytes,
+        log=log,
+    )
+    for damage in journal.damage:
+        logs.event(
+            logging.WARNING if damage.torn else logging.ERROR,
+            "the journal is damaged; what precedes the damage was recovered, the file was kept as *.damaged",
+            path=damage.path,
+            offset=damage.offset,
+            reason=str(damage),
+        )
+    stats = engine.stats
+    logs.event(
+        logging.INFO,
+        "state recovered",
+        directory=persistence.directory,
+        sessions=stats.sessions,
+        queued=stats.queued_messages,
+        inflight=stats.inflight_messages,
+        retained=stats.retained_messages,
+        topics=log.topic_count,
+    )
+    return journal
+
+
 class FlushedLog(MarkedLog, Protocol):
     """The topic log as the journal's thread meets it."""
 
+    @property
+    def topic_count(self) -> int:
+        """Topics it has."""
+
     def open(self) -> None:
-        """Recover; the directory is locked by now."""
+        """Get ready to be recovered; the directory is locked by now."""
+
+    def close(self) -> None:
+        """It is needed no more."""
 
     def flush_step(self) -> Callable[[], None] | None:
         """What brings everything written by now to the disk, for another thread to call; ``None`` when it is there."""

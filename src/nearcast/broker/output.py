@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from nearcast.broker.journal import Journal
 from nearcast.errors import StorageUnavailable
-from nearcast.mqtt.commits import Commits
+from nearcast.mqtt.commits import Commits, Log
 from nearcast.mqtt.engine import Engine
 
 
@@ -28,17 +28,18 @@ class Outbox:
         """Why nothing more can be promised, if so."""
         return self._commits.failed
 
-    def use(self, journal: Journal | None) -> None:
-        """Keep this journal from now on, or none."""
+    def use(self, journal: Journal | None, log: Log | None = None) -> None:
+        """Keep this journal and topic log from now on, or none."""
         self._journal = journal
         self._commits.journal = journal
+        self._commits.log = log
 
     def _begin(self) -> None:
         self._syncing = asyncio.get_running_loop().create_task(self._sync(), name="journal-sync")
 
     async def _sync(self) -> None:
         try:
-            # Whatever is held by now was appended before; what comes during the flush waits for the next one.
+            # Whatever is held by now was written before; what comes during the flush waits for the next one.
             while self._journal is not None and self._commits.begin_sync():
                 await self._journal.sync()
                 self._commits.synced()

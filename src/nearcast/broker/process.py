@@ -20,7 +20,7 @@ from nearcast.broker.access_rules import load_access_list
 from nearcast.broker.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.certificates import server_context
-from nearcast.broker.journal import Journal
+from nearcast.broker.journal import Journal, open_journal
 from nearcast.broker.listeners import BoundListener, bind_tcp
 from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
@@ -29,6 +29,7 @@ from nearcast.broker.scram import METHOD as SCRAM
 from nearcast.broker.scram import ScramSha256
 from nearcast.broker.stalls import StallWatch
 from nearcast.broker.sys_topics import SysTopics
+from nearcast.broker.topic_keeping import KeptTopics
 from nearcast.broker.transports import ClientTransport, peer_name
 from nearcast.clock import Clock, SystemClock
 from nearcast.config import BrokerConfig, Security
@@ -83,6 +84,7 @@ class Broker:
         self._journal: Journal | None = None
         self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
         self.flush = self._outbox.flush
+        self.topics = KeptTopics(config, self.engine, self._clock, self.flush)
         self._connect_rate = connect_rate(config.security, self._clock)
         self.rates = Rates(config.observability.top_n)
         self.handles: set[ClientTransport] = set()
@@ -330,40 +332,13 @@ class Broker:
 
     def _open_journal(self) -> None:
         """Recover what the data directory holds, before any client can come in."""
-        persistence = self.config.persistence
-        if persistence.directory is None:
-            return
-        journal = Journal.open(
-            persistence.directory,
-            self.engine,
-            self.monotonic(),
-            fsync=persistence.sync == "fsync",
-            snapshot_bytes=persistence.snapshot_bytes,
-        )
-        self._journal = journal
-        self._outbox.use(journal)
-        for damage in journal.damage:
-            logs.event(
-                logging.WARNING if damage.torn else logging.ERROR,
-                "the journal is damaged; what precedes the damage was recovered, the file was kept as *.damaged",
-                path=damage.path,
-                offset=damage.offset,
-                reason=str(damage),
-            )
-        stats = self.engine.stats
-        logs.event(
-            logging.INFO,
-            "state recovered",
-            directory=persistence.directory,
-            sessions=stats.sessions,
-            queued=stats.queued_messages,
-            inflight=stats.inflight_messages,
-            retained=stats.retained_messages,
-        )
+        self._journal = open_journal(self.config.persistence, self.engine, self.topics, self.monotonic())
+        self._outbox.use(self._journal, self.topics.keeper)
 
     def _close_journal(self) -> None:
         journal, self._journal = self._journal, None
         self._outbox.use(None)
+        self.topics.close()
         if journal is not None:
             journal.close()
 
@@ -374,8 +349,9 @@ class Broker:
 
         The engine is ahead of the disk now and is not asked again; :meth:`stop` has only to close what is left.
         """
-        logs.event(logging.ERROR, "the journal cannot be written, stopping", path=error.path, reason=str(error))
+        logs.event(logging.ERROR, "the disk does not take what must be kept, stopping", path=error.path, reason=str(error))
         self._exit_code = 1
+        self.topics.fail(error)
         if self._timer is not None:
             self._timer.cancel()
         for listener in self.listeners:

@@ -10,15 +10,15 @@ The contract is :class:`~nearcast.mqtt.effects.Effects`'s. Here it meets the dis
   bounds, until the flush is done.
 
 What was written to the log is shown to its readers at the same moment: after a flush of both files, or once both are written.
-Messages that nobody waits for (a tap's, those of QoS 0) ask for a flush as well, so that readers get them; output that does not
-depend on it does not wait for that one.
+Messages that nobody waits for (a tap's, those of QoS 0) ask for a flush as well, so that readers get them; output that does
+not depend on it does not wait for that one.
 
 A disk that fails stops the broker (:attr:`Commits.failed`): an acknowledgement that nothing stands behind must not leave.
 
 How a flush is done is the driver's business. It is asked for one by ``request_sync``; when it begins one it calls
 :meth:`Commits.begin_sync`, when the disk has it :meth:`Commits.synced`, and goes on so as long as the former says that
-something waits. A flush covers the log first, then the journal (:mod:`nearcast.mqtt.keeping` says why). ``syncing`` is true from
-the request to the end of the last flush; a driver that gives up in between says so there.
+something waits. A flush covers the log first, then the journal (:mod:`nearcast.mqtt.keeping` says why). ``syncing`` is true
+from the request to the end of the last flush; a driver that gives up in between says so there.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ is damage in a file that a complete one has replaced. (Journals of before there 
 
 Damage (a torn tail, a flipped bit) is reported with path and offset. What precedes it is recovered; the damaged file and any
 younger one are kept aside with the suffix ``.damaged`` (the last few of them), and the recovered state is written anew at
-once. Where there is a topic log, the two agree on what came last before that (:mod:`nearcast.mqtt.keeping`). A journal of a newer version is no damage: nothing of it is touched, and the journal does not open.
+once. Where there is a topic log, the two agree on what came last before that (:mod:`nearcast.mqtt.keeping`). A journal of a
+newer version is no damage: nothing of it is touched, and the journal does not open.
 
 It knows neither disks nor threads. A driver (:mod:`nearcast.broker.journal`, the simulator's broker) provides the
 :class:`~nearcast.mqtt.frames.Storage`, flushes it, and keeps the order that :class:`~nearcast.mqtt.effects.Effects` asks for::

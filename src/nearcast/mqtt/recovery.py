@@ -173,7 +173,7 @@ class Recovery:
             session.marks = marks
 
     def reconcile(self, log_mark: int) -> None:
-        """The log has messages up to this mark: what the journal has beyond it was lost, and is to be kept when it comes again.
+        """The log has messages up to this mark. What the journal has beyond it was lost, and is kept when it comes again.
 
         Whoever knows the log calls this between replay and :meth:`finish`.
         """

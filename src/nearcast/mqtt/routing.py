@@ -1,8 +1,8 @@
 """From a publication to its receivers.
 
-The answer of the subscription tree for a topic is compiled once into a :class:`Route`, together with whether and how the topic is
-kept, and used until any subscription or rule changes: a busy topic costs one dictionary look-up per publication, which may be
-hundreds of messages.
+The answer of the subscription tree for a topic is compiled once into a :class:`Route`, together with whether and how the topic
+is kept, and used until any subscription or rule changes: a busy topic costs one dictionary look-up per publication, which may
+be hundreds of messages.
 """
 
 from __future__ import annotations
