@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -154,6 +155,10 @@ class JsonDisplay:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[object, object] = {}
+        # What a user's code prints meanwhile, or a library, goes to stderr: the lines here are for programs.
+        sys.stdout.flush()
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
 
     def step(self, text: str) -> None:
         self._emit("step", text=text)
@@ -188,7 +193,8 @@ class JsonDisplay:
     def _emit(self, event: str, **facts: object) -> None:
         text = json.dumps({"event": event, **_plain(facts)}, default=str, ensure_ascii=False)
         with self._lock:
-            print(text, flush=True)
+            self._out.write(f"{text}\n")
+            self._out.flush()
 
 
 def _fields(value: Any) -> dict[str, object]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from nearcast.errors import PipelineError
+from nearcast.pipeline.offsets import describe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,21 +103,18 @@ def _number(value: object) -> float:
 
 
 def _lag(progress: Mapping[str, Any]) -> int | None:
-    """How far the newest offset is ahead of the last one read, summed over topics; of sources whose offsets are by topic."""
+    """How far the newest offset is ahead of the last one read, summed over topics."""
     lag: int | None = None
     for source in progress["sources"]:
-        end, newest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+        end, newest = _offset(source["endOffset"]), _offset(source["latestOffset"])
         if end is not None and newest is not None:
             lag = (lag or 0) + sum(max(0, index - end.get(topic, 0)) for topic, index in newest.items())
     return lag
 
 
-def _offsets(text: object) -> dict[str, int] | None:
-    if isinstance(text, str):
-        try:
-            return msgspec.json.decode(text, type=dict[str, int])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-    if isinstance(text, Mapping) and all(isinstance(index, int) for index in text.values()):
-        return dict(text)
-    return None
+def _offset(text: object) -> dict[str, int] | None:
+    """Of our source; other sources have offsets of other kinds."""
+    try:
+        return describe(text) if isinstance(text, str) else None
+    except (PipelineError, ValueError, AttributeError, TypeError):
+        return None
