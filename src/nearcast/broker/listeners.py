@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from nearcast.broker import certificates, logs
 from nearcast.broker.admission import is_loopback
+from nearcast.broker.bulk import BulkTransport
 from nearcast.broker.transports import ClientTransport
 from nearcast.config import Listener
 from nearcast.errors import ConfigError
@@ -24,6 +25,9 @@ from nearcast.mqtt.access import Peer
 
 if TYPE_CHECKING:
     from nearcast.broker.process import Broker
+
+SECURE_KINDS = ("tls", "wss", "bulk-tls")
+SCHEMES = {"tcp": "mqtt", "tls": "mqtts", "bulk": "nearcast", "bulk-tls": "nearcasts"}
 
 ACCEPTS_PER_WAKEUP = 64
 EXHAUSTED_PAUSE_SECONDS = 0.5
@@ -115,14 +119,16 @@ class BoundListener:
         self._broker = broker
         self.config = config
         self.name = config.name
-        self.secure = config.kind in ("tls", "wss")
+        self.secure = config.kind in SECURE_KINDS
         self._context = certificates.server_context(config) if self.secure else None
-        self._transport_class: type[ClientTransport] = ClientTransport
+        self._transport_class: type[ClientTransport] | type[BulkTransport] = ClientTransport
         if config.kind in ("ws", "wss"):
             # Imported here: a broker without WebSocket listeners does not carry the library.
             from nearcast.broker.websocket import WebSocketTransport
 
             self._transport_class = WebSocketTransport
+        elif config.kind in ("bulk", "bulk-tls"):
+            self._transport_class = BulkTransport
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -162,7 +168,7 @@ class BoundListener:
         config = self.config
         if config.kind == "unix":
             return f"unix:{config.path}"
-        scheme = {"tcp": "mqtt", "tls": "mqtts"}.get(config.kind, config.kind)
+        scheme = SCHEMES.get(config.kind, config.kind)
         host = f"[{config.host}]" if ":" in config.host else config.host
         path = (config.path or "/mqtt") if config.kind in ("ws", "wss") else ""
         return f"{scheme}://{host}:{self.port}{path}"
@@ -172,7 +178,7 @@ class BoundListener:
         self.config = config
         self._context = context
 
-    def _make_transport(self) -> ClientTransport:
+    def _make_transport(self) -> ClientTransport | BulkTransport:
         return self._transport_class(self._broker, self)
 
     def peer_of(self, transport: asyncio.Transport) -> Peer:

@@ -1,0 +1,505 @@
+"""The bulk port: connections that read topic logs by index, and hand in batches. The protocol is
+:mod:`nearcast.topiclog.wire`'s.
+
+:class:`BulkPort` is what all of a broker's bulk connections share; :class:`BulkTransport` is one connection: it lets its
+client in through the broker's own authenticator, answers requests (:mod:`.bulk_requests`), and keeps its streams going.
+
+Streams are served in turn, one batch each, and only while their client gives credit and its socket takes bytes. So one stream
+makes the broker hold about one batch, however slow its reader, and a turn of the event loop does a bounded amount of work,
+however fast it is. What is not in memory is read from disk in threads, a few reads at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from nearcast import __version__
+from nearcast.broker.bulk_requests import BulkRequests, refusal, refused
+from nearcast.errors import NearcastError, RemoteProtocolError, StorageUnavailable
+from nearcast.mqtt import reasons
+from nearcast.mqtt.access import Credentials, Peer, Verdict
+from nearcast.topiclog import wire
+from nearcast.topiclog.log import Extents
+from nearcast.topiclog.streams import Batch, ReadStream
+
+if TYPE_CHECKING:
+    from nearcast.broker.listeners import BoundListener
+    from nearcast.broker.process import Broker
+
+MQTT_VERSION = 5
+"""The authenticator is told that bulk clients speak this version."""
+
+IDLE_SECONDS = 120.0
+"""A client that has nothing open and says nothing for this long is sent away. Clients come back by themselves."""
+
+MAX_STREAMS = 64
+"""Streams of one connection. How many there are in all is ``topic_log.max_readers``."""
+
+MAX_REQUESTS = 1_024
+"""Requests of one connection that wait for their answer. Reading from the connection stops there."""
+
+READS_AT_ONCE = 8
+"""Batches that are being read from disk, or were read and not yet sent, over all connections."""
+
+OPENING_TOPICS = 2_000
+"""Topics that one turn of the event loop looks at for a stream that is being opened."""
+
+MAX_UPLOAD_BYTES = 8_388_608
+"""Bytes of one connection's uploads that wait to be written. Reading from the connection stops there."""
+
+IDLE = 0
+BUSY = 1
+MORE = 2
+
+AWAITING_HELLO = 0
+AUTHENTICATING = 1
+READY = 2
+CLOSED = 3
+
+
+class BulkPort:
+    """What the bulk connections of one broker share."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.requests = BulkRequests(broker, self)
+        self.transports: set[BulkTransport] = set()
+        self.stream_count = 0
+        self.bytes_sent = 0
+        self._reads = 0
+        self._waiting: deque[BulkTransport] = deque()
+        self._closed = False
+        self._empty = asyncio.Event()
+        broker.topics.on_commit.append(self.committed)
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return self.broker.config.topic_log.max_batch_bytes
+
+    @property
+    def max_publish_bytes(self) -> int:
+        """Most that a client's frame may have: a message as large as MQTT allows, or a piece of an upload."""
+        return max(wire.MAX_MESSAGE_BYTES, self.broker.config.limits.max_packet_bytes + 65_536)
+
+    # --- connections --------------------------------------------------------------------------------------------------------
+
+    def opened(self, transport: BulkTransport) -> None:
+        self.transports.add(transport)
+        if self._closed:
+            transport.abort()
+
+    def lost(self, transport: BulkTransport) -> None:
+        self.transports.discard(transport)
+        if not self.transports:
+            self._empty.set()
+
+    def authenticated(self, transport: BulkTransport, verdict: Verdict) -> None:
+        """The authenticator's late answer."""
+        transport.decide(verdict)
+
+    def tick(self, now: float) -> None:
+        """Time passed: send away whoever says nothing."""
+        for transport in list(self.transports):
+            transport.tick(now)
+
+    def committed(self) -> None:
+        """Readers may see more."""
+        for transport in self.transports:
+            transport.pump_soon()
+
+    def disconnect_all(self, message: str) -> None:
+        """The broker stops: say so, and close."""
+        self._closed = True
+        for transport in list(self.transports):
+            transport.send_away(reasons.SERVER_SHUTTING_DOWN, message)
+
+    def abort_all(self) -> None:
+        self._closed = True
+        for transport in list(self.transports):
+            transport.abort()
+
+    async def emptied(self) -> None:
+        while self.transports:
+            self._empty.clear()
+            await self._empty.wait()
+
+    async def close(self) -> None:
+        """After the last connection: wait for what is under way."""
+        self._closed = True
+        await self.requests.close()
+
+    async def load(self, extents: Extents) -> memoryview:
+        """The bytes of a read, from memory or, in a thread, from disk."""
+        files = self.broker.topics.files
+        if files is None:
+            raise StorageUnavailable("topics", "the broker is stopping")
+        return await files.load(extents)
+
+    # --- reading from disk --------------------------------------------------------------------------------------------------
+
+    def may_read(self, transport: BulkTransport) -> bool:
+        """Whether one more read may begin; if not, the transport is told when it may."""
+        if self._reads < READS_AT_ONCE:
+            return True
+        if not transport.waits_for_read:
+            transport.waits_for_read = True
+            self._waiting.append(transport)
+        return False
+
+    def read_begun(self) -> None:
+        self._reads += 1
+
+    def read_done(self) -> None:
+        self._reads -= 1
+        if self._waiting and self._reads < READS_AT_ONCE:
+            transport = self._waiting.popleft()
+            transport.waits_for_read = False
+            transport.pump_soon()
+
+
+class BulkTransport(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, broker: Broker, listener: BoundListener) -> None:
+        self.broker = broker
+        self.listener = listener
+        self.port = broker.bulk
+        self.transport: asyncio.Transport | None = None
+        self.peer = Peer("")
+        self.client_id = ""
+        self.username: str | None = None
+        self.state = AWAITING_HELLO
+        self.waits_for_read = False
+        self.requests_under_way = 0
+        self.upload_bytes = 0
+        """Bytes of uploads that wait to be written."""
+        self._reader = wire.FrameReader(wire.MAX_HELLO_BYTES, 0)
+        self._frames: deque[tuple[int, int, bytes]] = deque()
+        self._paused = False
+        self._reading_paused = False
+        self._pumping = False
+        self._read_under_way = False
+        self._streams: dict[int, ReadStream] = {}
+        self._turns: deque[int] = deque()
+        self.uploads: dict[int, object] = {}
+        self._last_heard = 0.0
+        self._pinged = False
+        self._close_reason = ""
+
+    # --- what asyncio calls -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        self.transport = stream
+        self.peer = self.listener.peer_of(stream)
+        if not self.listener.admits(self.peer):
+            self.state = CLOSED
+            stream.abort()
+            return
+        high = self.port.max_batch_bytes
+        stream.set_write_buffer_limits(high, high // 4)
+        self._last_heard = self.broker.monotonic()
+        self.port.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.state == CLOSED:
+            return
+        self._last_heard = self.broker.monotonic()
+        self._pinged = False
+        try:
+            self._frames.extend(self._reader.feed(data))
+            self._take_frames()
+        except RemoteProtocolError as error:
+            self.send_away(error.reason_code, error.message)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.pump_soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        was_in = self.state == READY or bool(self.client_id)
+        self.state = CLOSED
+        for number in list(self._streams):
+            self._forget_stream(number)
+        self._frames.clear()
+        self.port.requests.staging.lost(self)
+        self.port.lost(self)
+        if was_in:
+            self._log("bulk client disconnected", reason=self._close_reason or "connection closed")
+
+    # --- coming in ----------------------------------------------------------------------------------------------------------
+
+    def _take_frames(self) -> None:
+        """Handle frames in order, as far as the state of things allows; the rest waits, and reading with it."""
+        frames = self._frames
+        while frames and self.state != CLOSED and self.state != AUTHENTICATING:
+            if self.state == READY and self.blocked:
+                break
+            kind, number, body = frames.popleft()
+            if self.state == AWAITING_HELLO:
+                self._hello(kind, number, body)
+            elif kind == wire.DATA:
+                self.port.requests.staging.data(self, number, body)
+            else:
+                self._message(number, wire.decode_from_client(body))
+        if self.state == AUTHENTICATING and frames:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "nothing may follow a hello before its welcome")
+        self._regulate()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether so much is under way that nothing more is taken in."""
+        return self.requests_under_way >= MAX_REQUESTS or self.upload_bytes >= MAX_UPLOAD_BYTES
+
+    def _regulate(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        should_pause = bool(self._frames) or (self.state == READY and self.blocked)
+        if should_pause != self._reading_paused:
+            self._reading_paused = should_pause
+            if should_pause:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+
+    def unblocked(self) -> None:
+        """Something that was under way is done."""
+        if self.state == READY and (self._frames or self._reading_paused):
+            try:
+                self._take_frames()
+            except RemoteProtocolError as error:
+                self.send_away(error.reason_code, error.message)
+
+    def _hello(self, kind: int, number: int, body: bytes) -> None:
+        content = wire.decode_from_client(body) if kind == wire.MESSAGE and number == 0 else None
+        if not isinstance(content, wire.Hello):
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "the first message must be a hello")
+        if content.version != wire.VERSION:
+            raise RemoteProtocolError(
+                reasons.UNSUPPORTED_PROTOCOL_VERSION,
+                f"version {content.version} of the protocol; this broker speaks {wire.VERSION}",
+            )
+        if "\0" in content.client_id or len(content.client_id.encode("utf-8", "surrogatepass")) > 1_024:
+            raise RemoteProtocolError(reasons.CLIENT_ID_NOT_VALID, "the client identifier is too long, or no MQTT string")
+        self.client_id = content.client_id or self.port.requests.new_client_id()
+        self.state = AUTHENTICATING
+        credentials = Credentials(self.peer, self.client_id, MQTT_VERSION, content.username, content.password)
+        verdict = self.broker.authenticate(credentials, self)
+        if verdict is not None:
+            self.decide(verdict)
+
+    def decide(self, verdict: Verdict) -> None:
+        """The authenticator's answer, at once or later."""
+        if self.state != AUTHENTICATING:
+            return
+        if not verdict.accepted:
+            self._log("bulk client refused", reason=verdict.reason or reasons.name(verdict.reason_code))
+            self.client_id = ""
+            self.send_away(verdict.reason_code, verdict.reason or reasons.name(verdict.reason_code))
+            return
+        self.username = verdict.username
+        self.state = READY
+        limit = self.port.max_publish_bytes
+        self._reader.max_message_bytes = self._reader.max_data_bytes = limit
+        welcome = wire.Welcome(wire.VERSION, self.client_id, IDLE_SECONDS, limit, f"nearcast {__version__}")
+        self._last_heard = self.broker.monotonic()
+        self.send(0, welcome)
+        self._log("bulk client connected", user=self.username)
+
+    def _message(self, number: int, content: wire.FromClient) -> None:
+        if isinstance(content, wire.Ping):
+            self.send(number, wire.Pong())
+        elif isinstance(content, wire.Pong):
+            pass
+        elif number == 0 or isinstance(content, wire.Hello):
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "a message that has no place here")
+        elif isinstance(content, wire.Credit):
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.grant(content.bytes)
+                self.pump_soon()
+        elif isinstance(content, wire.Close):
+            self._closed_by_client(number)
+        elif number in self._streams or (number in self.uploads and not isinstance(content, wire.StageEnd)):
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "a number that is in use")
+        elif isinstance(content, wire.Open):
+            self._open(number, content)
+        else:
+            self.port.requests.handle(self, number, content)
+
+    # --- streams ------------------------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, content: wire.Open) -> None:
+        most = self.broker.config.topic_log.max_readers
+        try:
+            log = self.port.requests.readable_log(self, content.filters)
+            if len(self._streams) >= MAX_STREAMS or self.port.stream_count >= most:
+                raise refused(
+                    reasons.QUOTA_EXCEEDED,
+                    f"{most} streams are open over all, or {MAX_STREAMS} on this connection: close some, or raise"
+                    " topic_log.max_readers",
+                )
+            stream = ReadStream(number, content, log)
+        except NearcastError as error:
+            self.send(number, refusal(error))
+            return
+        self._streams[number] = stream
+        self.port.stream_count += 1
+        self._turns.append(number)
+        self.pump_soon()
+
+    def _closed_by_client(self, number: int) -> None:
+        if number in self._streams:
+            self._forget_stream(number)
+            self.send(number, wire.End())
+        elif number in self.uploads:
+            self.port.requests.staging.closed(self, number)
+            self.send(number, wire.End())
+
+    def _forget_stream(self, number: int) -> None:
+        if self._streams.pop(number, None) is not None:
+            self.port.stream_count -= 1
+
+    def pump_soon(self) -> None:
+        """Go on with streams at the next turn of the event loop."""
+        if not self._pumping and self._streams and self.state == READY:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Let the next stream in turn do one step."""
+        self._pumping = False
+        if self._paused or self._read_under_way or self.state != READY:
+            return
+        for _ in range(len(self._turns)):
+            number = self._turns.popleft()
+            stream = self._streams.get(number)
+            if stream is None:
+                continue
+            self._turns.append(number)
+            try:
+                step = self._step(stream)
+                if step == MORE:
+                    self.pump_soon()
+                if step != IDLE:
+                    return
+            except NearcastError as error:
+                self._end_stream(stream, error)
+
+    def _step(self, stream: ReadStream) -> int:
+        """Do a bounded piece of work for a stream. MORE: there may be more at once. BUSY: a read has to end before."""
+        number = stream.number
+        opening = not stream.opened
+        names = stream.look(OPENING_TOPICS)
+        if names:
+            self.send(number, wire.Names(names))
+        if opening:
+            if stream.opened:
+                self.send(number, wire.Opened())
+            return MORE
+        for gap in stream.take_gaps():
+            self.send(number, gap)
+        if stream.finished:
+            self._forget_stream(number)
+            self.send(number, wire.End())
+            return MORE
+        if stream.credit <= 0:
+            return IDLE
+        if not self.port.may_read(self):
+            return BUSY
+        extents = stream.plan(self.port.max_batch_bytes)
+        for gap in stream.take_gaps():
+            self.send(number, gap)
+        if extents is None:
+            return IDLE if stream.waiting else MORE
+        self._read_under_way = True
+        self.port.read_begun()
+        reading = asyncio.get_running_loop().create_task(self.port.load(extents), name="bulk-read")
+        reading.add_done_callback(partial(self._read_done, stream))
+        return BUSY
+
+    def _read_done(self, stream: ReadStream, reading: asyncio.Task[memoryview]) -> None:
+        self._read_under_way = False
+        self.port.read_done()
+        if not reading.cancelled() and self.state == READY and self._streams.get(stream.number) is stream:
+            try:
+                batch = stream.take(reading.result())
+            except NearcastError as error:
+                self._end_stream(stream, error)
+            else:
+                for gap in stream.take_gaps():
+                    self.send(stream.number, gap)
+                if batch is not None:
+                    self._send_batch(stream.number, batch)
+        self.pump_soon()
+
+    def _end_stream(self, stream: ReadStream, error: NearcastError) -> None:
+        self._forget_stream(stream.number)
+        self.send(stream.number, refusal(error))
+
+    def _send_batch(self, number: int, batch: Batch) -> None:
+        self.port.bytes_sent += batch.bytes
+        progress = wire.message(number, batch.progress)
+        self._write([wire.data_header(number, batch.bytes), *batch.chunks, progress])
+
+    # --- going out ----------------------------------------------------------------------------------------------------------
+
+    def send(self, number: int, content: wire.Message) -> None:
+        """Send a message."""
+        self._write([wire.message(number, content)])
+
+    def send_data(self, number: int, data: bytes) -> None:
+        self._write([wire.data_header(number, len(data)), data])
+
+    def _write(self, chunks: list[bytes | memoryview]) -> None:
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.writelines(chunks)
+
+    def send_away(self, reason_code: int, message: str) -> None:
+        """Say why, and close."""
+        if self.state != CLOSED:
+            self._close_reason = message
+            self.send(0, wire.Refused("request", message, reason_code))
+            self.state = CLOSED
+            for number in list(self._streams):
+                self._forget_stream(number)
+            if self.transport is not None:
+                self.transport.close()
+
+    def abort(self) -> None:
+        self.state = CLOSED
+        if self.transport is not None:
+            self.transport.abort()
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+        silent_seconds = now - self._last_heard
+        if self.state == CLOSED:
+            # It was sent away and does not take its last bytes.
+            if silent_seconds > IDLE_SECONDS and self.transport is not None:
+                self.transport.abort()
+        elif self.state != READY:
+            if silent_seconds > self.broker.config.limits.connect_timeout_seconds:
+                self.send_away(reasons.KEEP_ALIVE_TIMEOUT, "no hello came in time")
+        elif not self._streams and not self.uploads and not self.requests_under_way and silent_seconds > IDLE_SECONDS:
+            self.send_away(reasons.KEEP_ALIVE_TIMEOUT, f"nothing was heard for {IDLE_SECONDS:g} s")
+
+    def _log(self, message: str, **facts: object) -> None:
+        self.broker.events.event(
+            logging.INFO,
+            message,
+            client=self.client_id,
+            peer=self.peer.address,
+            listener=self.peer.listener,
+            **facts,
+        )

@@ -1,0 +1,315 @@
+"""What bulk clients may ask for, and the answers: topics, records, rules, publishing. Batches are :mod:`.staging`'s.
+
+Reading needs the right to subscribe, publishing that to publish, and changing which topics are kept that to manage them. What
+has to wait (for a flush of the disk, for a file) runs in a task of its own; a client that is gone by then gets no answer, and
+what it asked for is done all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from nearcast.broker.staging import Staging
+from nearcast.broker.topic_keeping import KeptTopics, Run
+from nearcast.config import Retention, TopicRule
+from nearcast.errors import (
+    BatchRefused,
+    ConfigError,
+    NearcastError,
+    RecordUnavailable,
+    RemoteProtocolError,
+    RequestRefused,
+    StorageCorrupt,
+    StorageUnavailable,
+    TopicUnknown,
+)
+from nearcast.mqtt import reasons
+from nearcast.mqtt.properties import decode_properties
+from nearcast.mqtt.topics import filter_fault, topic_fault
+from nearcast.mqtt.wire import PUBLISH, encode_varint
+from nearcast.topiclog import wire
+from nearcast.topiclog.blocks import RECORDS, RETAIN, encode
+from nearcast.topiclog.log import Topic, TopicLog
+from nearcast.topiclog.rules import RuleTable
+
+if TYPE_CHECKING:
+    from nearcast.broker.bulk import BulkPort, BulkTransport
+    from nearcast.broker.process import Broker
+
+SCANNED_TOPICS = 20_000
+"""Topics compared with filters for one answer; the client asks on."""
+
+
+class BulkRequests:
+    """Answers the requests of all bulk connections."""
+
+    def __init__(self, broker: Broker, port: BulkPort) -> None:
+        self._broker = broker
+        self._port = port
+        self.staging = Staging(broker, self)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def kept(self) -> KeptTopics:
+        return self._broker.topics
+
+    def new_client_id(self) -> str:
+        """For a client that did not say how it is called."""
+        return f"bulk-{secrets.token_hex(8)}"
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.staging.close()
+
+    def handle(self, transport: BulkTransport, number: int, content: wire.FromClient) -> None:
+        """Answer a request, now or later."""
+        try:
+            if isinstance(content, wire.ListTopics):
+                transport.send(number, self._list(transport, content))
+            elif isinstance(content, wire.FindIndexes):
+                transport.send(number, self._find(transport, content))
+            elif isinstance(content, wire.Get):
+                transport.send_data(number, self._get(transport, content))
+            elif isinstance(content, wire.Publish):
+                self._publish(transport, number, content)
+            elif isinstance(content, wire.ListRules):
+                transport.send(number, self._rules())
+            elif isinstance(content, wire.CreateRule):
+                self.later(transport, number, self._create(transport, content.rule))
+            elif isinstance(content, wire.DeleteRule):
+                self.later(transport, number, self._delete(transport, content))
+            else:
+                self.staging.handle(transport, number, content)
+        except NearcastError as error:
+            if isinstance(error, RemoteProtocolError):
+                raise
+            transport.send(number, refusal(error))
+
+    def later(self, transport: BulkTransport, number: int, work: Coroutine[Any, Any, wire.Message]) -> None:
+        """Answer with what ``work`` comes to."""
+        transport.requests_under_way += 1
+        task = asyncio.get_running_loop().create_task(self._answer(transport, number, work), name="bulk-request")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, transport: BulkTransport, number: int, work: Coroutine[Any, Any, wire.Message]) -> None:
+        try:
+            answer = await work
+        except NearcastError as error:
+            answer = refusal(error)
+        transport.requests_under_way -= 1
+        transport.send(number, answer)
+        transport.unblocked()
+
+    # --- rights -------------------------------------------------------------------------------------------------------------
+
+    def readable_log(self, transport: BulkTransport, filters: list[str]) -> TopicLog:
+        """The log, for a client that may read these topics."""
+        if not filters or len(filters) > wire.MAX_FILTERS:
+            raise refused(reasons.TOPIC_FILTER_INVALID, f"give between 1 and {wire.MAX_FILTERS} topic filters")
+        for topic_filter in filters:
+            fault = filter_fault(topic_filter, self._broker.config.limits.max_topic_levels)
+            if fault:
+                raise refused(reasons.TOPIC_FILTER_INVALID, f"topic filter {topic_filter!r}: {fault}")
+            if not self._broker.access.may_subscribe(transport.client_id, transport.username, topic_filter):
+                raise refused(reasons.NOT_AUTHORIZED, f"reading {topic_filter!r} is not allowed here")
+        return self.log
+
+    @property
+    def log(self) -> TopicLog:
+        log = self.kept.log
+        if log is None:
+            raise refused(
+                reasons.IMPLEMENTATION_SPECIFIC,
+                "this broker keeps no topics: it has no data directory; start it with --data DIRECTORY",
+            )
+        return log
+
+    def check_publish(self, transport: BulkTransport, topic: str) -> bytes:
+        """The topic's name as bytes, for a client that may publish there."""
+        try:
+            name = topic.encode("utf-8")
+        except UnicodeEncodeError:
+            name = b"\0"
+        fault = topic_fault(name, self._broker.config.limits.max_topic_levels)
+        if fault:
+            raise refused(reasons.TOPIC_NAME_INVALID, f"topic {topic!r}: {fault}")
+        if name.startswith(b"$SYS/") or not self._broker.access.may_publish(transport.client_id, transport.username, topic):
+            raise refused(reasons.NOT_AUTHORIZED, f"publishing to {topic!r} is not allowed here")
+        return name
+
+    def _check_manage(self, transport: BulkTransport, topic_filter: str) -> None:
+        if not self._broker.access.may_manage(transport.client_id, transport.username, topic_filter):
+            raise refused(
+                reasons.NOT_AUTHORIZED,
+                f'to change how {topic_filter!r} is kept is not allowed here: it takes a rule with access = "manage"',
+            )
+
+    # --- topics and records -------------------------------------------------------------------------------------------------
+
+    def _topics(self, transport: BulkTransport, filters: list[str], after: int) -> tuple[list[Topic], int]:
+        """Topics that a filter matches, and where to go on: -1 when these were the last."""
+        log = self.readable_log(transport, filters)
+        if not any("+" in topic_filter or "#" in topic_filter for topic_filter in filters):
+            named = [log.topic(topic_filter.encode(), create=False) for topic_filter in dict.fromkeys(filters)]
+            return [topic for topic in named if topic is not None], -1
+        table = RuleTable(TopicRule(topic=topic_filter) for topic_filter in filters)
+        found: list[Topic] = []
+        last = log.last_number()
+        at = max(0, after)
+        stop = min(last, at + SCANNED_TOPICS)
+        while at < stop and len(found) < wire.PAGE_TOPICS:
+            at += 1
+            topic = log.numbered(at)
+            if topic is not None and table.match(topic.name) is not None:
+                found.append(topic)
+        return found, at if at < last else -1
+
+    def _list(self, transport: BulkTransport, content: wire.ListTopics) -> wire.States:
+        topics, after = self._topics(transport, content.filters, content.after)
+        states = [
+            wire.State(
+                topic.text(),
+                topic.first_index,
+                topic.committed_index,
+                topic.bytes,
+                topic.first_time_us,
+                topic.last_time_us,
+            )
+            for topic in topics
+        ]
+        return wire.States(states, after)
+
+    def _find(self, transport: BulkTransport, content: wire.FindIndexes) -> wire.Indexes:
+        topics, after = self._topics(transport, content.filters, content.after)
+        log = self.log
+        return wire.Indexes([(topic.text(), log.index_at(topic, content.time_us)) for topic in topics], after)
+
+    def _get(self, transport: BulkTransport, content: wire.Get) -> bytes:
+        if "+" in content.topic or "#" in content.topic:
+            raise refused(reasons.TOPIC_NAME_INVALID, f"{content.topic!r} is a filter: one record is of one topic")
+        log = self.readable_log(transport, [content.topic])
+        topic = log.topic(content.topic.encode(), create=False)
+        if topic is None:
+            raise TopicUnknown(
+                content.topic, f"the log has no topic {content.topic!r}: nothing was published to it since it is kept"
+            )
+        record = log.get(topic, content.index)
+        flags = record.qos | (RETAIN if record.retain else 0)
+        publisher = record.publisher.encode()
+        return encode(
+            RECORDS, flags, topic.number, record.index, record.time_us, publisher, record.properties, [bytes(record.payload)]
+        )
+
+    # --- publishing ---------------------------------------------------------------------------------------------------------
+
+    def _publish(self, transport: BulkTransport, number: int, content: wire.Publish) -> None:
+        name = self.check_publish(transport, content.topic)
+        limits = self._broker.config.limits
+        if not content.payloads:
+            raise refused(reasons.PROTOCOL_ERROR, "a publish without a payload")
+        if max(map(len, content.payloads)) + len(name) + len(content.properties) + 16 > limits.max_packet_bytes:
+            raise refused(
+                reasons.PACKET_TOO_LARGE, f"a message is larger than limits.max_packet_bytes, {limits.max_packet_bytes}"
+            )
+        if content.qos not in (0, 1, 2) or content.qos > limits.max_qos:
+            raise refused(reasons.QOS_NOT_SUPPORTED, f"QoS {content.qos} is not served here")
+        if content.retain and not limits.retain_available:
+            raise refused(reasons.RETAIN_NOT_SUPPORTED, "messages are not retained here")
+        check_properties(content.properties)
+        _ = self.log
+        if self.kept.rules.rule_for(name) is None:
+            raise TopicUnknown(
+                content.topic,
+                f"no rule keeps the topic {content.topic!r}: `nearcast topic create {content.topic}` makes one",
+            )
+        run = Run(
+            name,
+            content.payloads,
+            publisher=transport.client_id.encode(),
+            properties=content.properties,
+            qos=content.qos,
+            retain=content.retain,
+        )
+        index = self.kept.publish(run)
+        self.later(transport, number, self._committed(index))
+
+    async def _committed(self, index: int) -> wire.Message:
+        await self.kept.committed()
+        return wire.Done(index)
+
+    # --- rules --------------------------------------------------------------------------------------------------------------
+
+    def _rules(self) -> wire.Rules:
+        rules = self.kept.rules
+        configured = len(rules.configured)
+        return wire.Rules(
+            [
+                wire.Rule(
+                    rule.topic,
+                    rule.mode,
+                    rule.retention.max_records,
+                    rule.retention.max_bytes,
+                    rule.retention.max_age_seconds,
+                    "config" if place < configured else "created",
+                )
+                for place, rule in enumerate(rules.rules)
+            ]
+        )
+
+    async def _create(self, transport: BulkTransport, rule: wire.Rule) -> wire.Message:
+        self._check_manage(transport, rule.topic)
+        retention = Retention(max_records=rule.max_records, max_bytes=rule.max_bytes, max_age_seconds=rule.max_age_seconds)
+        outcome = await self.kept.rules.create(TopicRule(topic=rule.topic, mode=rule.mode, retention=retention))
+        return wire.Done(0 if outcome == "unchanged" else 1)
+
+    async def _delete(self, transport: BulkTransport, content: wire.DeleteRule) -> wire.Message:
+        self._check_manage(transport, content.topic)
+        await self.kept.rules.delete(content.topic)
+        return wire.Done(1)
+
+
+def check_properties(encoded: bytes) -> None:
+    """Refuse properties that a subscriber could choke on."""
+    if not encoded:
+        return
+    try:
+        properties, _ = decode_properties(encode_varint(len(encoded)) + encoded, 0, PUBLISH)
+    except RemoteProtocolError as error:
+        raise refused(error.reason_code, f"properties that MQTT does not know: {error.message}") from error
+    if properties is not None and (properties.topic_alias is not None or properties.subscription_identifiers is not None):
+        raise refused(reasons.PROTOCOL_ERROR, "a topic alias or a subscription identifier means nothing in the log")
+
+
+def refused(reason_code: int, message: str) -> RequestRefused:
+    return RequestRefused(reason_code, message)
+
+
+def refusal(error: NearcastError) -> wire.Refused:
+    """How an error reaches the client."""
+    if isinstance(error, TopicUnknown):
+        return wire.Refused("topic-unknown", str(error), reasons.TOPIC_NAME_INVALID, topic=error.topic)
+    if isinstance(error, RecordUnavailable):
+        return wire.Refused(
+            "record-unavailable",
+            str(error),
+            reasons.IMPLEMENTATION_SPECIFIC,
+            error.topic,
+            error.index,
+            error.first_index,
+            error.next_index,
+        )
+    if isinstance(error, BatchRefused):
+        return wire.Refused("batch", str(error), reasons.QUOTA_EXCEEDED)
+    if isinstance(error, StorageUnavailable | StorageCorrupt):
+        return wire.Refused("storage", str(error), reasons.UNSPECIFIED_ERROR)
+    if isinstance(error, RequestRefused):
+        return wire.Refused("request", str(error), error.reason_code)
+    if isinstance(error, ConfigError):
+        return wire.Refused("request", str(error), reasons.IMPLEMENTATION_SPECIFIC)
+    return wire.Refused("request", str(error), reasons.UNSPECIFIED_ERROR)

@@ -1,0 +1,310 @@
+"""The broker's side of a stream: which records a reader still has to get, in bounded steps, by credit.
+
+A :class:`ReadStream` goes through the same states whoever reads::
+
+    opening ──► reading ◄──► caught up ──► finished
+                                │ with `follow`, until more is committed
+
+Opening looks at every topic of the log once, some at a time, and names those that a filter matches. A stream over one topic
+then reads along that topic's index. A stream over several reads the log in its own order and takes out what it wants. Either
+way :meth:`ReadStream.plan` says which bytes are next and touches no file; a driver reads them, in a thread or not, and hands
+them to :meth:`ReadStream.take`, which cuts off what was not asked for and knows what to tell the reader.
+
+Retention may remove records before they are read. The reader is told so (:class:`~nearcast.topiclog.wire.Gap`), never left to
+find out. No sockets, no threads, no clock here; the log is asked from the thread that owns it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from nearcast.config import TopicRule
+from nearcast.errors import StorageCorrupt
+from nearcast.topiclog import wire
+from nearcast.topiclog.batches import Block
+from nearcast.topiclog.blocks import HEADER_BYTES, RECORDS, encode
+from nearcast.topiclog.log import Extents, Topic, TopicLog
+from nearcast.topiclog.rules import RuleTable
+
+MAX_CREDIT: Final = 1 << 40
+
+_NO_END: Final = 1 << 63
+_WALKED: Final = struct.Struct("<I8xIQqI")
+
+
+class Batch:
+    """What a stream sends next: chunks of whole blocks, and how far the reader has come with them."""
+
+    __slots__ = ("bytes", "chunks", "progress")
+
+    def __init__(self, chunks: list[bytes | memoryview], progress: list[tuple[int, int]]) -> None:
+        self.chunks = chunks
+        self.bytes = sum(map(len, chunks))
+        self.progress = wire.Progress(progress)
+
+
+class ReadStream:
+    """One stream of one reader. The driver calls :meth:`look` until it is ``opened`` and before each :meth:`plan`."""
+
+    def __init__(self, number: int, asked: wire.Open, log: TopicLog) -> None:
+        self.number = number
+        self.credit = 0
+        self.opened = False
+        self._asked = asked
+        self._log = log
+        self._table = RuleTable(TopicRule(topic=topic_filter) for topic_filter in asked.filters)
+        self._wild = any("+" in topic_filter or "#" in topic_filter for topic_filter in asked.filters)
+        self._topics: dict[int, Topic] = {}
+        self._wanted: set[int] = set()
+        self._next: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._unfinished = 0
+        """Topics that have not reached their end."""
+        self._missing_ends = set(asked.end_indexes)
+        self._looked_at = 0
+        """The number of the last topic that was compared with the filters."""
+        self._last_at_opening = log.last_number()
+        self._gaps: list[wire.Gap] = []
+        self._cursor = -1
+        """Where in the log it is; -1 for a stream that goes along one topic's index."""
+        self._stop_position = 0
+        self._extents: Extents | None = None
+        self._over = False
+        self.grant(asked.credit)
+
+    def grant(self, credit: int) -> None:
+        """The reader takes so many bytes more."""
+        self.credit = min(MAX_CREDIT, self.credit + max(0, credit))
+
+    # --- opening ------------------------------------------------------------------------------------------------------------
+
+    def look(self, max_topics: int) -> list[wire.Name]:
+        """Compare the next topics with the filters; those that are going to be read, to be named to the reader."""
+        log = self._log
+        if self.opened and not self._asked.follow:
+            return []
+        if not self._wild and not self.opened:
+            named = [log.topic(topic_filter.encode(), create=False) for topic_filter in self._asked.filters]
+            names = self._add([topic for topic in dict.fromkeys(named) if topic is not None])
+            self._looked_at = self._last_at_opening
+            self._open()
+            return names
+        last = log.last_number() if self.opened else self._last_at_opening
+        upto = min(last, self._looked_at + max_topics)
+        matching = []
+        for number in range(self._looked_at + 1, upto + 1):
+            topic = log.numbered(number)
+            if topic is not None and number not in self._topics and self._table.match(topic.name) is not None:
+                matching.append(topic)
+        self._looked_at = upto
+        names = self._add(matching)
+        if not self.opened and upto >= last:
+            self._open()
+        return names
+
+    def _open(self) -> None:
+        """All topics that are there are known: choose the way to read them."""
+        self.opened = True
+        asked, log = self._asked, self._log
+        self._stop_position = log.committed_position
+        may_grow = asked.follow and (self._wild or len(asked.filters) > 1)
+        if may_grow or len(self._topics) > 1 or (asked.follow and asked.end_time_us is not None):
+            positions = [log.position_of(topic, self._next[number]) for number, topic in self._topics.items()]
+            self._cursor = min(positions, default=log.committed_position)
+
+    def _add(self, topics: list[Topic]) -> list[wire.Name]:
+        asked = self._asked
+        names = []
+        for topic in topics:
+            name = topic.text()
+            if asked.listed_only and name not in asked.start_indexes:
+                continue
+            start, end = self._start_of(topic, name), self._end_of(topic, name)
+            number = topic.number
+            self._topics[number] = topic
+            self._wanted.add(number)
+            self._next[number] = start
+            self._ends[number] = end
+            self._unfinished += start < end
+            self._missing_ends.discard(name)
+            names.append(wire.Name(number, name, start, None if end == _NO_END else end))
+        return names
+
+    def _start_of(self, topic: Topic, name: str) -> int:
+        asked = self._asked
+        listed = asked.start_indexes.get(name)
+        if listed is not None:
+            start = listed
+        elif topic.number > self._last_at_opening:
+            start = 1  # it appeared later: all of it is new
+        elif asked.start == "latest":
+            start = topic.committed_index
+        elif asked.start == "index":
+            start = asked.start_value
+        elif asked.start == "time":
+            start = self._log.index_at(topic, asked.start_value)
+        else:
+            start = topic.first_index
+        return max(1, start)
+
+    def _end_of(self, topic: Topic, name: str) -> int:
+        asked = self._asked
+        end = asked.end_indexes.get(name, _NO_END if asked.end_index is None else asked.end_index)
+        if asked.follow:
+            return end
+        end = min(end, topic.committed_index)
+        if asked.end_time_us is not None:
+            end = min(end, self._log.index_at(topic, asked.end_time_us))
+        return end
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything up to the end was sent."""
+        if self._over:
+            return True
+        if not self.opened or self._gaps or self._extents is not None:
+            return False
+        if self._asked.follow:
+            bounded = self._asked.end_index is not None or len(self._asked.end_indexes) > 0
+            return bounded and not self._unfinished and not self._missing_ends and len(self._topics) > 0
+        return not self._unfinished or (self._cursor >= 0 and self._cursor >= self._stop_position)
+
+    def plan(self, max_bytes: int) -> Extents | None:
+        """Which bytes to read next, to be handed to :meth:`take`; ``None`` when there are none (yet)."""
+        found = self._scan(max_bytes) if self._cursor >= 0 else self._read(max_bytes)
+        if found is not None and not found.bytes:
+            self._cursor = found.cursor
+            found = None
+        self._extents = found
+        return found
+
+    def _read(self, max_bytes: int) -> Extents | None:
+        for number, topic in self._topics.items():
+            self._skip_to(number, min(topic.first_index, self._ends[number]))
+            start, end = self._next[number], self._ends[number]
+            if start < min(end, topic.committed_index):
+                return self._log.read(topic, start, end, max_bytes)
+        return None
+
+    def _scan(self, max_bytes: int) -> Extents | None:
+        log = self._log
+        if self._cursor >= log.committed_position or self._over:
+            return None
+        return log.scan(self._wanted, self._cursor, max_bytes)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is nothing to do before more is committed."""
+        if self.finished:
+            return False
+        log = self._log
+        if self._cursor >= 0:
+            return self._cursor >= log.committed_position
+        return all(self._next[number] >= topic.committed_index for number, topic in self._topics.items())
+
+    def take(self, data: memoryview) -> Batch | None:
+        """The bytes of the plan were read; what to send of them, if anything."""
+        extents, self._extents = self._extents, None
+        if extents is None:
+            return None
+        batch = self._take_scanned(data, extents) if self._cursor >= 0 else self._take_read(data, extents)
+        if batch is not None:
+            self.credit -= batch.bytes
+        return batch
+
+    def drop_plan(self) -> None:
+        """The bytes could not be read: they are planned again."""
+        self._extents = None
+
+    def take_gaps(self) -> list[wire.Gap]:
+        """What to tell of missing records, before anything else is sent."""
+        if not self._gaps and self.finished and self._cursor >= 0 and self._unfinished and not self._asked.follow:
+            # All was looked at, and some never came.
+            for number, end in self._ends.items():
+                self._skip_to(number, end)
+        gaps, self._gaps = self._gaps, []
+        return gaps
+
+    def _take_read(self, data: memoryview, extents: Extents) -> Batch | None:
+        ((number, end),) = self._ends.items()
+        start = self._next[number]
+        upto = min(extents.next_index, end)
+        first = Block(data, 0)
+        chunks: list[bytes | memoryview]
+        if first.first_index >= start and (upto < end or end >= self._topics[number].committed_index):
+            # Blocks as they lie there. Only where reading began or ends inside of them they are looked at.
+            self._skip_to(number, min(first.first_index, end))
+            chunks = [data]
+        else:
+            chunks = self._sift(data, end_time_us=_NO_END)
+        self._advance(number, upto)
+        return Batch(chunks, [(number, upto)]) if chunks else None
+
+    def _take_scanned(self, data: memoryview, extents: Extents) -> Batch | None:
+        self._cursor = extents.cursor
+        end_time_us = self._asked.end_time_us
+        touched: dict[int, int] = {}
+        chunks = self._sift(data, _NO_END if end_time_us is None else end_time_us, touched)
+        return Batch(chunks, list(touched.items())) if chunks else None
+
+    def _sift(self, data: memoryview, end_time_us: int, touched: dict[int, int] | None = None) -> list[bytes | memoryview]:
+        """Those records that the reader still has to get, out of whole blocks."""
+        chunks: list[bytes | memoryview] = []
+        begin = offset = 0
+        size = len(data)
+        nexts, ends, topics = self._next, self._ends, self._topics
+        while offset < size:
+            length, number, first, time_us, count = _WALKED.unpack_from(data, offset)
+            if length < HEADER_BYTES + 4 or length > size - offset:
+                raise StorageCorrupt("the topic log", offset, "a block reaches beyond the bytes that were read")
+            if time_us >= end_time_us:
+                self._over = True
+                break
+            following = nexts[number]
+            low = max(first, following, topics[number].first_index)
+            high = min(first + count, ends[number])
+            if low == first and high == first + count:
+                whole = True
+            else:
+                whole = False
+                if begin < offset:
+                    chunks.append(data[begin:offset])
+                begin = offset + length
+            if low < high:
+                if low > following:
+                    self._gaps.append(wire.Gap(number, following, low))
+                if not whole:
+                    chunks.append(part_of(Block(data, offset), low, high))
+                self._advance(number, high)
+                if touched is not None:
+                    touched[number] = high
+            offset += length
+        if begin < offset:
+            chunks.append(data[begin:offset])
+        return chunks
+
+    def _skip_to(self, number: int, index: int) -> None:
+        """Records up to ``index`` are gone."""
+        following = self._next[number]
+        if following < index:
+            self._gaps.append(wire.Gap(number, following, index))
+            self._advance(number, index)
+
+    def _advance(self, number: int, index: int) -> None:
+        end = self._ends[number]
+        if self._next[number] < end <= index:
+            self._unfinished -= 1
+        self._next[number] = index
+
+
+def part_of(block: Block, low: int, high: int) -> bytes:
+    """A block of some of a block's records: those from index ``low`` on and below ``high``."""
+    first = block.first_index
+    ends = block.offsets().tolist()
+    base = block.payloads_at
+    payloads = [bytes(block.data[base + ends[at] : base + ends[at + 1]]) for at in range(low - first, high - first)]
+    publisher = bytes(block.data[block.publisher_at : block.properties_at])
+    return encode(RECORDS, block.flags, block.topic, low, block.time_us, publisher, block.properties(), payloads)
