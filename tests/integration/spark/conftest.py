@@ -61,18 +61,21 @@ def _no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def log_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogBroker]:
     """A broker that all tests share: each uses topics of its own, and none kills it."""
-    with LogBroker(tmp_path_factory.mktemp("log-broker")) as broker:
+    broker = LogBroker(tmp_path_factory.mktemp("log-broker"))
+    with broker:
         yield broker
 
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Callable[..., LogBroker]]:
-    """Starts brokers that a test has for itself, to kill or configure as it likes: ``own_broker()``, ``own_broker(config)``."""
+    """Starts brokers that a test has for itself, to kill or configure as it likes: ``own_broker(config)``."""
     with ExitStack() as stack:
 
         def start(config: str = DURABLE) -> LogBroker:
             directory = tmp_path / f"broker-{len(list(tmp_path.glob('broker-*')))}"
             directory.mkdir()
-            return stack.enter_context(LogBroker(directory, config))  # type: ignore[return-value]
+            broker = LogBroker(directory, config)
+            stack.enter_context(broker)
+            return broker
 
         yield start
