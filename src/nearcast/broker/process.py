@@ -19,9 +19,10 @@ from nearcast.broker import logs, reloading
 from nearcast.broker.access_rules import load_access_list
 from nearcast.broker.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
+from nearcast.broker.bulk import BulkPort, BulkTransport
 from nearcast.broker.certificates import server_context
 from nearcast.broker.journal import Journal, open_journal
-from nearcast.broker.listeners import BoundListener, bind_tcp
+from nearcast.broker.listeners import SECURE_KINDS, BoundListener, bind_tcp
 from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
 from nearcast.broker.rates import Rates
@@ -73,11 +74,11 @@ class Broker:
         self._authenticator.configure(config.security, config.listeners, _load_passwords(config.security))
         self._authenticator.register(SCRAM, ScramSha256(lambda: self._authenticator.passwords))
         wall_offset = self._clock.wall() - self._clock.monotonic()
-        access_list = load_access_list(config.security.acl, config.security.acl_file)
+        self.access = load_access_list(config.security.acl, config.security.acl_file)
         self.engine = Engine(
             config.engine_settings(),
             self._authenticator,
-            access_list,
+            self.access,
             rng if rng is not None else random.Random(secrets.randbits(128)),
             wall_offset,
         )
@@ -85,6 +86,8 @@ class Broker:
         self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
         self.flush = self._outbox.flush
         self.topics = KeptTopics(config, self.engine, self._clock, self.flush)
+        self.bulk = BulkPort(self)
+        self.authenticate = self._authenticator.authenticate
         self._connect_rate = connect_rate(config.security, self._clock)
         self.rates = Rates(config.observability.top_n)
         self.handles: set[ClientTransport] = set()
@@ -142,9 +145,11 @@ class Broker:
 
     async def _abandon_start(self) -> None:
         await self._close_listeners()
+        self.bulk.abort_all()
         for handle in list(self.handles):
             handle.cut()
         await self._emptied()
+        await self.bulk.close()
         await self._stop_http()
         await self._outbox.drain()
         self._close_journal()
@@ -159,6 +164,7 @@ class Broker:
             self._timer.cancel()
         await self._close_listeners()
         now = self.monotonic()
+        self.bulk.disconnect_all("the broker is stopping")
         for handle in list(self.handles):
             if handle.connection is not None:
                 self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
@@ -171,11 +177,13 @@ class Broker:
                 await self._emptied()
         except TimeoutError:
             logs.event(logging.WARNING, "clients did not take their last bytes in time", clients=len(self.handles))
+        self.bulk.abort_all()
         for handle in list(self.handles):
             handle.abort()
         await self._emptied()
         await self._stop_http()
         self._authenticator.close()
+        await self.bulk.close()
         # A flush that took longer than the clients were given must end before its file is closed.
         await self._outbox.drain()
         self._close_journal()
@@ -207,6 +215,7 @@ class Broker:
     def ask_to_stop(self) -> None:
         """What SIGTERM does. Asked again while stopping, clients are cut off at once."""
         if self._stopping:
+            self.bulk.abort_all()
             for handle in list(self.handles):
                 handle.abort()
         self._stop_asked.set()
@@ -215,6 +224,7 @@ class Broker:
         while self.handles:
             self._empty.clear()
             await self._empty.wait()
+        await self.bulk.emptied()
 
     async def _close_listeners(self) -> None:
         for listener in self.listeners:
@@ -224,7 +234,7 @@ class Broker:
 
     def admits(self, address: str, listener: str) -> bool:
         """Whether one more connection may come in, by number and by rate."""
-        if len(self.handles) + self.handshakes >= self._max_connections:
+        if len(self.handles) + len(self.bulk.transports) + self.handshakes >= self._max_connections:
             reason = "too many connections"
         elif not self._connect_rate.admits(address):
             reason = "this address connects too fast"
@@ -298,6 +308,7 @@ class Broker:
         self._ticks += 1
         if self._ticks % CHECKS_EVERY_TICKS == 0:
             self.stalls.check(now, self.config.limits.stall_timeout_seconds)
+            self.bulk.tick(now)
             self.events.summarize()
             if self._ticks % (60 * CHECKS_EVERY_TICKS) == 0:
                 self._connect_rate.sweep()
@@ -321,7 +332,9 @@ class Broker:
             self._loop.call_soon_threadsafe(callback)
 
     def _authenticated(self, connection: object, verdict: Verdict) -> None:
-        if isinstance(connection, Connection) and self._outbox.failed is None:
+        if isinstance(connection, BulkTransport):
+            connection.decide(verdict)
+        elif isinstance(connection, Connection) and self._outbox.failed is None:
             self.engine.authenticated(connection, verdict, self.monotonic())
             handle = cast(ClientTransport, connection.handle)
             if not handle.announced:
@@ -356,6 +369,7 @@ class Broker:
             self._timer.cancel()
         for listener in self.listeners:
             listener.stop_accepting()
+        self.bulk.abort_all()
         for handle in list(self.handles):
             handle.cut()
         self._stop_asked.set()
@@ -384,7 +398,7 @@ class Broker:
             merged = reloading.merge(self.config, new)
             passwords = _load_passwords(merged.security)
             access_list = load_access_list(merged.security.acl, merged.security.acl_file)
-            contexts = [server_context(item) if item.kind in ("tls", "wss") else None for item in merged.listeners]
+            contexts = [server_context(item) if item.kind in SECURE_KINDS else None for item in merged.listeners]
         except (NearcastError, ValueError, OSError) as error:
             logs.event(logging.ERROR, "reload refused, the old configuration stays", reason=str(error))
             return
@@ -392,6 +406,7 @@ class Broker:
         needs_restart = [key for key in changed if not reloading.is_reloadable(key)]
         self.config = merged
         self._authenticator.configure(merged.security, merged.listeners, passwords)
+        self.access = access_list
         self.engine.set_authorizer(access_list)
         self.engine.apply(merged.limits)
         self._max_connections = bounded_connections(merged.limits.max_connections)
