@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 from nearcast.cli.pipeline_display import Display, JsonDisplay, TerminalDisplay, console_for
 from nearcast.cli.pipeline_options import build, parameters, with_signature
-from nearcast.errors import ConfigError
+from nearcast.errors import ConfigError, NearcastError
 from nearcast.pipeline.java import OLDEST_JAVA, find_java
 from nearcast.pipeline.jobs import JOBS, USER, Job, find
 from nearcast.pipeline.running import Where, run_job
@@ -123,6 +123,9 @@ def _perform(job: Job, module: Any, options: msgspec.Struct, where: Where, displ
     name = getattr(options, "file", None) if job is USER else job.name
     try:
         result = run_job(str(name), module, options, where, display, display.look)
+    except NearcastError as error:
+        display.failed(str(error))
+        raise
     except KeyboardInterrupt:
         display.close()
         console_for(sys.stderr).print("stopped", style="yellow")

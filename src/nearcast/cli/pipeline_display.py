@@ -34,6 +34,8 @@ class Display(Progress, Protocol):
 
     def close(self) -> None: ...
 
+    def failed(self, message: str) -> None: ...
+
     def result(self, result: dict[str, object], elapsed_seconds: float) -> None: ...
 
 
@@ -113,6 +115,9 @@ class TerminalDisplay:
             self._results.print(f"{key.replace('_', ' ')}: {shown(value)}", markup=False, soft_wrap=True)
         self._messages.print(f"done in {elapsed_seconds:.1f} s", style="dim")
 
+    def failed(self, message: str) -> None:
+        """The command's own last line says it."""
+
     def _draw(self) -> None:
         if self._live is None:
             return
@@ -150,7 +155,8 @@ class TerminalDisplay:
 
 
 class JsonDisplay:
-    """One JSON object per line on stdout: ``event`` is step, progress, note, table, stage, query or finished."""
+    """One JSON object per line on stdout: ``event`` is step, progress, note, table, stage, query,
+    finished or failed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,6 +190,9 @@ class JsonDisplay:
 
     def result(self, result: dict[str, object], elapsed_seconds: float) -> None:
         self._emit("finished", seconds=round(elapsed_seconds, 3), result=result)
+
+    def failed(self, message: str) -> None:
+        self._emit("failed", error=message)
 
     def _emit_changed(self, key: object, value: object, event: str, **facts: object) -> None:
         if self._seen.get(key) != value:

@@ -79,7 +79,9 @@ def _spark_text(error: BaseException) -> str | None:
     except ImportError:
         return None
     if isinstance(error, PySparkException):
-        return str(error) or type(error).__name__
+        # str() of an error that Java raised asks Java again, and appends its stack.
+        said = getattr(error, "_desc", None)
+        return said if isinstance(said, str) and said else str(error) or type(error).__name__
     if isinstance(error, Py4JJavaError):
         return _root_cause(error.java_exception)
     if isinstance(error, (Py4JError, ConnectionError)):
@@ -142,7 +144,7 @@ def _first_sentence(text: str) -> str:
         line = _CONDITION.sub("", line.strip())
         line = re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line)
         line = _CONDITION.sub("", line)
-        line = re.sub(r" SQLSTATE: \w+$", "", line)
+        line = re.sub(r" ?SQLSTATE: \w+(; line \d+ pos \d+)?;?$", "", line)
         if line:
             return line
     return text.strip() or "Spark failed"

@@ -79,35 +79,38 @@ def run_job(
         )
     except NearcastError:
         raise
-    except Exception as error:  # the edge: Spark raises many kinds, the user gets one line
-        raise _failed(error, options, where.log_file) from error
-    work = _Work(module, session, options, progress)
+    except Exception as error:  # noqa: BLE001  # the edge: Spark raises many kinds, the user gets one line
+        raise _failed(error, options, where.log_file) from None
+    work = _Work(module, session, options, progress, where.log_file)
     try:
         work.start()
         watcher = Watcher(session)
         while not work.done.wait(_LOOK_SECONDS):
             if look is not None:
                 _look(look, watcher)
-        if look is not None and work.error is None:
+        if look is not None and work.failed is None:
             _look(look, watcher)
     except BaseException:
         _cancel(session, work)
         raise
     finally:
         stop_session(session)
-    if work.error is not None:
-        raise _failed(work.error, options, where.log_file) from work.error
+    if work.failed is not None:
+        raise work.failed
     return work.result
 
 
 class _Work:
     """The job's thread. A daemon: code of a user that does not end must not keep the process."""
 
-    def __init__(self, module: JobModule, session: SparkSession, options: msgspec.Struct, progress: Progress) -> None:
+    def __init__(
+        self, module: JobModule, session: SparkSession, options: msgspec.Struct, progress: Progress, log_file: Path | None
+    ) -> None:
         self.done = threading.Event()
-        self.error: BaseException | None = None
+        self.failed: JobFailed | None = None
         self.result: Mapping[str, object] | None = None
         self._module, self._session, self._options, self._progress = module, session, options, progress
+        self._log_file = log_file
         self._thread = threading.Thread(target=self._run, name="job", daemon=True)
 
     def start(self) -> None:
@@ -117,7 +120,8 @@ class _Work:
         try:
             self.result = self._module.run(self._session, self._options, self._progress)
         except BaseException as error:  # noqa: BLE001  # the edge of the thread; the main one raises it
-            self.error = error
+            # Told here, while there is a JVM that can be asked about it.
+            self.failed = _failed(error, self._options, self._log_file)
         finally:
             self.done.set()
 

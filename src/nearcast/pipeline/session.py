@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import logging
 import shutil
 import sys
 import tempfile
@@ -65,6 +66,7 @@ def build_session(
     """
     require_pyspark()
     from pyspark import SparkConf, SparkContext
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:
@@ -73,12 +75,12 @@ def build_session(
     directory = Path(tempfile.mkdtemp(prefix="nearcast-spark-"))
     try:
         log_file = (log_file or directory / "spark.log").absolute()
-        logging = directory / "log4j2.properties"
-        logging.write_text(_LOGGING.format(file=log_file))
+        log_settings = directory / "log4j2.properties"
+        log_settings.write_text(_LOGGING.format(file=log_file))
         conf = effective(master, overrides)
         executor_python = conf.setdefault("spark.pyspark.python", sys.executable)
         conf.setdefault("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        java_options = [*JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging.as_uri()}"]
+        java_options = [*JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log_settings.as_uri()}"]
         if given := conf.get("spark.driver.extraJavaOptions"):
             java_options.append(given)
         conf |= {
@@ -106,6 +108,9 @@ def build_session(
         from nearcast.pipeline.cluster import ship_package
 
         ship_package(context, directory)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # They would print the errors that are raised, as JSON with all of Java's stack.
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
     _directories[id(context)] = directory
     atexit.register(stop_session, session)
     return session
