@@ -105,6 +105,11 @@ class BulkPort:
         """Time passed: send away whoever says nothing."""
         for transport in list(self.transports):
             transport.tick(now)
+        self.requests.staging.tick(now)
+
+    def start(self) -> None:
+        """The log is open: go on with batches that were decided on."""
+        self.requests.staging.start()
 
     def committed(self) -> None:
         """Readers may see more."""

@@ -50,6 +50,8 @@ class BulkRequests:
         self._broker = broker
         self._port = port
         self.staging = Staging(broker, self)
+        self.check_properties = check_properties
+        self.refusal = refusal
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -62,9 +64,9 @@ class BulkRequests:
 
     async def close(self) -> None:
         """Wait for what is under way."""
+        await self.staging.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self.staging.close()
 
     def handle(self, transport: BulkTransport, number: int, content: wire.FromClient) -> None:
         """Answer a request, now or later."""

@@ -121,6 +121,7 @@ class Broker:
         self._started_at = self.monotonic()
         try:
             self._open_journal()
+            self.bulk.start()
             if self.config.observability.sys_interval_seconds:
                 self._update_sys_topics(self._started_at)
             for listener_config in self.config.listeners:

@@ -13,8 +13,8 @@ committed exactly once (:meth:`BlockingTopics.stage`) is only here.
 
 from __future__ import annotations
 
-import contextlib
 import random
+import select
 import socket
 import ssl
 import time
@@ -30,7 +30,14 @@ from nearcast.client.bulk_errors import as_closed, cannot_reach
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
 from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
 from nearcast.config import Retention, TopicRule
-from nearcast.errors import ConnectionClosed, LocalProtocolError, NearcastError, RemoteProtocolError, TopicUnknown
+from nearcast.errors import (
+    BatchRefused,
+    ConnectionClosed,
+    LocalProtocolError,
+    NearcastError,
+    RemoteProtocolError,
+    TopicUnknown,
+)
 from nearcast.mqtt.packets import Properties
 from nearcast.topiclog import blocks, wire
 from nearcast.topiclog.conversation import DEFAULT_WINDOW_BYTES, Conversation, Reading, Request, welcomed
@@ -249,31 +256,30 @@ class BlockingTopics:
     ) -> int:
         """:meth:`stage` for rows (topic, payload, encoded properties, flags), the flags as in
         :mod:`nearcast.topiclog.blocks`."""
-        with self._uploading(wire.Stage(producer, batch, partition, attempt)) as number:
+        begun = self._ask(wire.Stage(producer, batch, partition, attempt))
+        try:
+            upload = self._conversation.expect(begun.number)
             limit = self._welcome.max_frame_bytes if self._welcome is not None else wire.MAX_MESSAGE_BYTES
             for body in StagedRows(limit).encode(rows):
-                self._send(wire.data_header(number, len(body)), body)
-            return self._finish_upload(number)
-
-    @contextlib.contextmanager
-    def _uploading(self, begin: wire.Stage) -> Iterator[int]:
-        try:
-            request = self._ask(begin)
-            yield request.number
-        except (OSError, ConnectionClosed) as error:
+                self._send(wire.data_header(begun.number, len(body)), body)
+                while not upload.done and self._readable():
+                    self._receive()
+                if upload.done:
+                    break
+            else:
+                self._conversation.end_upload(upload)
+                self._wait(upload)
+        except OSError as error:
             raise self._drop(as_closed(self._endpoint, error)) from error
-        except BaseException:
-            # Half an upload is no use; and the broker would take what follows on this connection for more of it.
-            self._drop(ConnectionClosed("an upload was given up"))
+        except BaseException as error:
+            # Half an upload is of no use, and the broker would take what follows here for more of it.
+            self._drop(as_closed(self._endpoint, error))
             raise
-
-    def _finish_upload(self, number: int) -> int:
-        request = Request(wire.StageEnd())
-        self._conversation.adopt(number, request)
-        self._wait(request)
-        if request.error is not None:
-            raise request.error
-        return request.answer.value if isinstance(request.answer, wire.Done) else 0
+        if upload.error is not None:
+            if not isinstance(upload.error, BatchRefused):
+                self._drop(as_closed(self._endpoint, upload.error))
+            raise upload.error
+        return upload.answer.value if isinstance(upload.answer, wire.Done) else 0
 
     def commit_batch(self, producer: str, batch: int, attempts: dict[int, int] | Iterable[tuple[int, int]]) -> bool:
         """Publish what these attempts (by partition) handed in: all or nothing, and once, whatever crashes.
@@ -451,6 +457,15 @@ class BlockingTopics:
         body = bytearray(size)
         self._read_into(memoryview(body), may_ping=False)
         return kind, number, body
+
+    def _readable(self) -> bool:
+        """Whether the broker has said something."""
+        opened = self._socket
+        if opened is None:
+            return False
+        if isinstance(opened, ssl.SSLSocket) and opened.pending():
+            return True
+        return bool(select.select([opened], [], [], 0)[0])
 
     def _read_into(self, view: memoryview, may_ping: bool) -> None:
         opened = self._socket

@@ -244,11 +244,16 @@ class Conversation:
         self.output.append(wire.message(request.number, content))
         return request
 
-    def adopt(self, number: int, request: Request) -> None:
-        """Send a further request under a number of ours that is free again: the end of an upload."""
+    def expect(self, number: int) -> Request:
+        """Wait for one more answer under a number of ours that is free again: an upload's, which may come before its end."""
+        request = Request(wire.StageEnd())
         request.number = number
         self._exchanges[number] = request
-        self.output.append(wire.message(number, request.content))
+        return request
+
+    def end_upload(self, request: Request) -> None:
+        """All of an upload was sent."""
+        self.output.append(wire.message(request.number, request.content))
 
     def open(self, reading: Reading) -> None:
         """Open a stream, or open it again."""

@@ -7,11 +7,10 @@ The broker trusts none of it: :class:`UploadReader` checks every byte, whatever 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from nearcast.errors import RemoteProtocolError
+from nearcast.errors import BatchRefused, RemoteProtocolError
 from nearcast.topiclog import blocks
 from nearcast.topiclog.batches import Block
 
@@ -29,6 +28,7 @@ class StagedRows:
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._piece_bytes = min(PIECE_BYTES, max_frame_bytes)
+        self._max_row_bytes = max_frame_bytes - blocks.HEADER_BYTES - 16
         self._topics: dict[str, int] = {}
         self.rows = 0
 
@@ -49,6 +49,8 @@ class StagedRows:
                 if gathered_bytes >= self._piece_bytes // 2:
                     yield b"".join(gathered)
                     gathered, gathered_bytes = [], 0
+            if len(payload) + len(properties) > self._max_row_bytes:
+                raise BatchRefused(f"row {self.rows} has {len(payload):,} bytes; the broker takes {self._max_row_bytes:,}")
             payloads.append(payload)
             payload_bytes += len(payload) + 4
             self.rows += 1
@@ -72,13 +74,15 @@ class StagedRows:
 class Rows:
     """Rows that share topic, properties and flags."""
 
-    __slots__ = ("flags", "payloads", "properties", "topic")
+    __slots__ = ("flags", "largest", "payloads", "properties", "topic")
 
-    def __init__(self, topic: bytes, flags: int, properties: bytes, payloads: list[bytes]) -> None:
+    def __init__(self, topic: bytes, flags: int, properties: bytes, payloads: list[bytes], largest: int) -> None:
         self.topic = topic
         self.flags = flags
         self.properties = properties
         self.payloads = payloads
+        self.largest = largest
+        """Bytes of the largest payload."""
 
 
 class UploadReader:
@@ -116,10 +120,11 @@ class UploadReader:
         if topic is None or block.count == 0 or block.publisher_bytes:
             raise RemoteProtocolError(_MALFORMED, "rows of no topic, or none at all")
         ends = block.offsets().tolist()
-        last = 0
+        last = largest = 0
         for place in ends:
             if place < last:
                 raise RemoteProtocolError(_MALFORMED, "rows whose payloads run backwards")
+            largest = max(largest, place - last)
             last = place
         if ends[0] or block.payloads_at + last > block.offset + block.length:
             raise RemoteProtocolError(_MALFORMED, "rows whose payloads lie outside their block")
@@ -129,12 +134,4 @@ class UploadReader:
             at = block.payloads_at
             data = bytes(block.data[at : at + last])
             found = [data[ends[place] : ends[place + 1]] for place in range(block.count)]
-        return Rows(topic, block.flags & (blocks.QOS_MASK | blocks.RETAIN), block.properties(), found)
-
-
-def checksum(pieces: Iterable[bytes]) -> int:
-    """One checksum over all pieces."""
-    value = 0
-    for piece in pieces:
-        value = zlib.crc32(piece, value)
-    return value
+        return Rows(topic, block.flags & (blocks.QOS_MASK | blocks.RETAIN), block.properties(), found, largest)
