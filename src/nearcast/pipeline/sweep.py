@@ -8,6 +8,7 @@ in native code, memory) is found by halving the wave, and is a row as well.
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,8 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(options: Options) -> None:
     """What can be refused before a JVM is started."""
-    points(parse_grid(options.set), parse_seeds(options.seeds))
-    load_function(options.function)
+    _prepared(load_function(options.function), points(parse_grid(options.set), parse_seeds(options.seeds)))
 
 
 def run(spark: SparkSession, options: Options, progress: Progress) -> Mapping[str, object]:
@@ -124,7 +124,10 @@ def sweep(
     ``error_type``, ``error_message``, ``error_traceback``. With ``out``, what is done is kept there and is not done again.
     """
     wanted = points(grid, seeds)
-    name = function if isinstance(function, str) else f"{function.__module__}:{getattr(function, '__qualname__', function)}"
+    if isinstance(function, str):
+        name = function
+    else:
+        name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     called = load_function(function) if isinstance(function, str) else function
     directory = None if out is None else Path(out)
     rows = perform(
@@ -158,6 +161,7 @@ def perform(
     """Run what is not done yet; the rows of all points, in their order."""
     from nearcast.pipeline.sweep_journal import Identity, Journal
 
+    function = _prepared(function, wanted)
     if out is None:
         rows: dict[str, Row] = {}
         _run_all(spark, function, wanted, rows, rows_kept=None, points_per_task=points_per_task, progress=progress)
@@ -174,6 +178,17 @@ def perform(
             # After a Ctrl-C as well: the table is what there is so far.
             journal.write_results(wanted)
         return [journal.rows[point.key] for point in wanted]
+
+
+def _prepared(function: Function, wanted: Sequence[Point]) -> Function:
+    """A function may have a method ``prepare``: called here, once, with the parameters of all points (each combination once),
+    it returns what is called in its place, with what executors cannot get at themselves."""
+    prepare = getattr(function, "prepare", None)
+    if prepare is None:
+        return function
+    combinations = {json.dumps(point.parameters, sort_keys=True): point.parameters for point in wanted}
+    prepared: Function = prepare([dict(combination) for combination in combinations.values()])
+    return prepared
 
 
 def _run_all(
