@@ -31,6 +31,7 @@ from nearcast.broker.scram import ScramSha256
 from nearcast.broker.stalls import StallWatch
 from nearcast.broker.sys_topics import SysTopics
 from nearcast.broker.topic_keeping import KeptTopics
+from nearcast.broker.topics import check_configured
 from nearcast.broker.transports import ClientTransport, peer_name
 from nearcast.clock import Clock, SystemClock
 from nearcast.config import BrokerConfig, Security
@@ -75,6 +76,7 @@ class Broker:
         self._authenticator.register(SCRAM, ScramSha256(lambda: self._authenticator.passwords))
         wall_offset = self._clock.wall() - self._clock.monotonic()
         self.access = load_access_list(config.security.acl, config.security.acl_file)
+        check_configured(config.topics, config.persistence.directory)
         self.engine = Engine(
             config.engine_settings(),
             self._authenticator,
@@ -399,6 +401,7 @@ class Broker:
             merged = reloading.merge(self.config, new)
             passwords = _load_passwords(merged.security)
             access_list = load_access_list(merged.security.acl, merged.security.acl_file)
+            topics = check_configured(merged.topics, merged.persistence.directory)
             contexts = [server_context(item) if item.kind in SECURE_KINDS else None for item in merged.listeners]
         except (NearcastError, ValueError, OSError) as error:
             logs.event(logging.ERROR, "reload refused, the old configuration stays", reason=str(error))
@@ -410,6 +413,7 @@ class Broker:
         self.access = access_list
         self.engine.set_authorizer(access_list)
         self.engine.apply(merged.limits)
+        self.topics.rules.reconfigure(topics)
         self._max_connections = bounded_connections(merged.limits.max_connections)
         self._connect_rate = connect_rate(merged.security, self._clock)
         for listener, listener_config, context in zip(self.listeners, merged.listeners, contexts, strict=True):

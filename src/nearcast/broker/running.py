@@ -13,7 +13,6 @@ from nearcast import compiled
 from nearcast.broker import logs
 from nearcast.broker.certificates import server_context
 from nearcast.broker.process import Broker
-from nearcast.broker.topics import check_configured
 from nearcast.config import BrokerConfig
 
 
@@ -32,7 +31,6 @@ def ready_report(broker: Broker) -> bytes:
 
 def check(config: BrokerConfig) -> None:
     """Raise :class:`~nearcast.errors.ConfigError` for whatever would keep a broker from starting, short of opening sockets."""
-    check_configured(config.topics, config.persistence.directory)
     Broker(config)
     for listener in config.listeners:
         if listener.kind in ("tls", "wss", "bulk-tls"):
