@@ -68,7 +68,7 @@ def _scenario(parameters: Mapping[str, Any]) -> tuple[Scenario, str | None]:
     changes = {place: value for place, value in parameters.items() if place not in _OWN}
     if not changes:
         return scenario, directory
-    plain = msgspec.to_builtins(scenario)
+    plain = _changeable(msgspec.to_builtins(scenario))
     for place, value in changes.items():
         _put(plain, place, value)
     try:
@@ -77,6 +77,15 @@ def _scenario(parameters: Mapping[str, Any]) -> tuple[Scenario, str | None]:
         raise ConfigError(f"scenario {name} with {', '.join(changes)}: {error}") from None
     except NearcastError as error:
         raise ConfigError(f"scenario {name} with {', '.join(changes)}: {error}") from None
+
+
+def _changeable(plain: Any) -> Any:
+    """The same with lists in place of tuples."""
+    if isinstance(plain, dict):
+        return {key: _changeable(value) for key, value in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [_changeable(value) for value in plain]
+    return plain
 
 
 def _put(plain: Any, place: str, value: Any) -> None:
