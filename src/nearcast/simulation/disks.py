@@ -7,7 +7,7 @@ independently of each other, as on a real file system:
 * **Names.** Creations, renames and removals that were not flushed survive up to a random point in their common order.
 
 So a file renamed into place without a flush before may be there under its new name with half of its data. ``sync`` flushes
-everything written before it. Not modelled: flushing one file only, bit rot, disks that lie about a flush.
+everything written before it. Not modelled: a flush of one file that takes time, bit rot, disks that lie about a flush.
 """
 
 from __future__ import annotations
@@ -141,6 +141,14 @@ class Disk:
         start = now if self._busy_until < now else self._busy_until
         self._busy_until = start + self.sync_s
         self._host.plan_sync(self._busy_until, self._operations, token)
+
+    def flush_file(self, name: str) -> None:
+        """Flush the data of one file, not its name, and wait for that: for what a process does in another thread."""
+        file = self._find(name)
+        for _, kind, data, length in file.pending:
+            _apply(file.durable, kind, data, length)
+        file.pending.clear()
+        self._dirty.pop(file, None)
 
     # --- what the simulator does ---
 

@@ -9,6 +9,12 @@ workload. What must hold is in :mod:`nearcast.simulation.mqtt_invariants`. Setti
     How much of the state is copied at a time (4,096).
 ``limits``
     Limits of the brokers, as in a broker's configuration.
+``topics``
+    Topics that durable brokers keep in their log, as in a broker's configuration (none).
+``segment_bytes``
+    Size at which a file of that log is closed and the next begins (4,096: small, so that it happens often).
+``max_topics``
+    Topics that the log keeps (1,000).
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nearcast.config import Limits
+from nearcast.config import Limits, TopicRule
 from nearcast.errors import ConfigError
 from nearcast.scenario.expansion import expand_brokers, expand_clients
 from nearcast.scenario.scenario import Broker, Scenario
@@ -28,6 +34,8 @@ from nearcast.simulation.invariants import Invariant, Protocol
 from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_client import SimulatedClient, Workload
 from nearcast.simulation.mqtt_invariants import Ledger
+from nearcast.simulation.mqtt_log_invariants import LogLedger
+from nearcast.simulation.mqtt_topics import SimulatedTopics
 from nearcast.simulation.streams import Stream
 from nearcast.simulation.world import World
 
@@ -40,10 +48,15 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     snapshot_bytes: int = 65_536
     snapshot_step_bytes: int = 4_096
     limits: Limits = Limits()
+    topics: tuple[TopicRule, ...] = ()
+    segment_bytes: int = 4_096
+    max_topics: int = 1_000
 
     def __post_init__(self) -> None:
         if self.snapshot_bytes < 1 or self.snapshot_step_bytes < 1:
             raise ValueError("`snapshot_bytes` and `snapshot_step_bytes` must be at least 1")
+        if self.segment_bytes < 1 or self.max_topics < 1:
+            raise ValueError("`segment_bytes` and `max_topics` must be at least 1")
 
 
 class MqttNode(Node):
@@ -154,6 +167,7 @@ class Mqtt(Protocol):
         self.brokers_of: dict[str, list[Broker]] = {}
         self.workloads_of: dict[str, list[Workload]] = {}
         self.ledger: Ledger | None = None
+        self.log_ledger: LogLedger | None = None
         self._world: World | None = None
         self._brokers = 0
         self._clients = 0
@@ -181,13 +195,26 @@ class Mqtt(Protocol):
         for name in names:
             world.place(name, lambda host: MqttNode(host, self))
         self.ledger = Ledger(clients, durable, self._process, lambda: world.now)
-        return [self.ledger]
+        if not self.settings.topics:
+            return [self.ledger]
+        self.log_ledger = LogLedger(clients, durable, self.settings.topics, self._process)
+        return [self.ledger, self.log_ledger]
 
     def make_broker(self, host: Host, broker: Broker, token: int) -> SimulatedBroker:
         """A broker's process."""
         settings = self.settings
+        topics = None
+        if settings.topics:
+            topics = SimulatedTopics(settings.topics, settings.segment_bytes, settings.max_topics)
         return self.broker_class(
-            host, broker.port, broker.durable, settings.limits, settings.snapshot_bytes, settings.snapshot_step_bytes, token
+            host,
+            broker.port,
+            broker.durable,
+            settings.limits,
+            settings.snapshot_bytes,
+            settings.snapshot_step_bytes,
+            token,
+            topics,
         )
 
     def _process(self, host: str, port: int) -> SimulatedBroker | None:
@@ -202,6 +229,7 @@ class Mqtt(Protocol):
         if ledger is None:
             return {}
         latencies = sorted(ledger.latencies_s)
+        kept = {} if self.log_ledger is None else self.log_ledger.figures()
         return {
             "brokers": self._brokers,
             "clients": self._clients,
@@ -219,6 +247,7 @@ class Mqtt(Protocol):
             "latency_p95_ms": _quantile_ms(latencies, 0.95),
             "latency_p99_ms": _quantile_ms(latencies, 0.99),
             "latency_max_ms": _quantile_ms(latencies, 1.0),
+            **kept,
         }
 
 

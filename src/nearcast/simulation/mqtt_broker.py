@@ -1,4 +1,4 @@
-"""The shipped broker on a simulated host: the same engine, journal and output order as ``nearcast broker``, other I/O.
+"""The shipped broker on a simulated host: engine, journal, topic log and output order of ``nearcast broker``, with other I/O.
 
 What differs from the process in :mod:`nearcast.broker`: everyone is let in, time-outs are looked at when they are due and not
 on a tick, and clients that take nothing are left to their keep-alive or to TCP instead of being cut off after a while.
@@ -18,8 +18,10 @@ from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import Journaling
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.hosts import Host
-from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted
+from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted, TopicsCommitted
+from nearcast.simulation.mqtt_topics import SimulatedTopics
 from nearcast.simulation.streams import Stream
+from nearcast.topiclog.keeper import TopicKeeper
 
 # What a flush of the disk is for.
 OUTPUT: Final = 0
@@ -114,7 +116,15 @@ class SimulatedBroker:
     """One broker's process. ``token`` is the number of its first flush token on this host; it uses two."""
 
     def __init__(
-        self, host: Host, port: int, durable: bool, limits: Limits, snapshot_bytes: int, step_bytes: int, token: int
+        self,
+        host: Host,
+        port: int,
+        durable: bool,
+        limits: Limits,
+        snapshot_bytes: int,
+        step_bytes: int,
+        token: int,
+        topics: SimulatedTopics | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -127,9 +137,13 @@ class SimulatedBroker:
         self.machine: Journaling | None = None
         self._journal: SimulatedJournal | None = None
         self._storage: DiskStorage | None = None
+        self.keeper: TopicKeeper | None = None
         if durable:
+            if topics is not None:
+                self.keeper = topics.keeper(host.disk, f"broker-{port}-topics/", self._wall, self._committed)
+                self.engine.keep_with(self.keeper)
             self._storage = DiskStorage(host.disk, f"broker-{port}/", self._begin_replacing)
-            self.machine = Journaling(self.engine, self._storage, snapshot_bytes, step_bytes)
+            self.machine = Journaling(self.engine, self._storage, snapshot_bytes, step_bytes, self.keeper)
             self._journal = SimulatedJournal(self.machine)
         self._useless: list[str] = []
         self._transports: dict[Stream, BrokerTransport] = {}
@@ -137,6 +151,12 @@ class SimulatedBroker:
 
     def _now(self) -> float:
         return self.host.now
+
+    def _wall(self) -> float:
+        return self.host.wall
+
+    def _committed(self) -> None:
+        self.host.observe(TopicsCommitted(self.host.name, self.port))
 
     # --- life -----------------------------------------------------------------------------------------------------------
 
@@ -152,6 +172,14 @@ class SimulatedBroker:
             return
         for damage in self.machine.damage:
             self.host.note(f"the journal is damaged: {damage}")
+        keeper = self.keeper
+        if keeper is not None:
+            for damage in keeper.log.damage:
+                self.host.note(f"the topic log is damaged: {damage}")
+            if keeper.disagreement:
+                self.host.note(keeper.disagreement)
+            if keeper.cut_records:
+                self.host.note(f"{keeper.cut_records} messages that the journal does not know of were cut off the topic log")
 
     def _let_in(self) -> None:
         self.open = True
@@ -211,6 +239,7 @@ class SimulatedBroker:
             self._disk_failed(error)
             return
         self.commits.journal = self._journal
+        self.commits.log = self.keeper
         self._let_in()
 
     # --- streams --------------------------------------------------------------------------------------------------------

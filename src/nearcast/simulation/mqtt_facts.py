@@ -46,6 +46,14 @@ class BrokerFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicsCommitted:
+    """Readers of a broker's topic log can see more than before."""
+
+    broker: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientStarted:
     """A client's process began; ``fresh`` when it knows nothing of an earlier one."""
 
