@@ -5,6 +5,7 @@ Everything here fits in memory; evaluation of what does not is Spark's, which re
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 
 from nearcast.errors import ConfigError, StorageCorrupt
-from nearcast.recording.schema import COLUMNS, KINDS, VERSION, VERSION_KEY, MessageEvent, arrow, arrow_schema
+from nearcast.recording.schema import COLUMNS, KINDS, RUN_KEY, VERSION, VERSION_KEY, MessageEvent, arrow, arrow_schema
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,21 @@ def files(directory: str | Path) -> list[Path]:
     if not found.is_dir():
         raise ConfigError(f"{directory}: no such directory; recorded events are a directory of .parquet files")
     return sorted(path for path in found.rglob("*.parquet") if not path.name.startswith((".", "_")))
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the end of a file says about it; see :func:`describe`."""
+
+    path: Path
+    run: str
+    rows: int
+
+
+def describe(path: str | Path) -> Recorded:
+    """Check a file's schema and say what is in it, without reading its events."""
+    with _opened(Path(path)) as file:
+        schema = file.schema_arrow
+        return Recorded(path=Path(path), run=schema.metadata[RUN_KEY].decode(), rows=file.metadata.num_rows)
 
 
 def read_table(directory: str | Path, columns: Sequence[str] | None = None) -> Any:
@@ -73,20 +89,27 @@ def check(directory: str | Path) -> Check:
 
 
 def _read(path: Path, columns: Sequence[str] | None) -> Any:
+    with _opened(path) as file:
+        table = file.read(columns=None if columns is None else list(columns))
+    # Files differ in their metadata (the run's name); tables that are put together must not.
+    return table.replace_schema_metadata(None)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of our schema, open; what is wrong with it is an error of ours, also while it is read."""
     pyarrow = arrow()
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow)
-            table = file.read(columns=None if columns is None else list(columns))
+            yield file
     except (pyarrow.ArrowInvalid, pyarrow.ArrowException) as error:
         raise StorageCorrupt(str(path), 0, f"not a readable Parquet file: {' '.join(str(error).split())}") from error
     except OSError as error:
         reason = error.strerror or " ".join(str(error).split())
         raise StorageCorrupt(str(path), 0, f"cannot be read: {reason}") from error
-    # Files differ in their metadata (the run's name); tables that are put together must not.
-    return table.replace_schema_metadata(None)
 
 
 def _check_schema(path: Path, schema: Any) -> None:
@@ -98,6 +121,8 @@ def _check_schema(path: Path, schema: Any) -> None:
             f"{path}: recorded with version {version.decode('ascii', 'replace')} of the schema, and this is a reader of "
             f"version {VERSION}: use the Nearcast that recorded it"
         )
+    if RUN_KEY not in schema.metadata:
+        raise ConfigError(f"{path}: does not say which run it belongs to")
     expected = arrow_schema("")
     for column in COLUMNS:
         if column.name not in schema.names:

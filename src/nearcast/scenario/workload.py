@@ -56,11 +56,17 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     retain: bool = False
     """Whether the broker keeps the last message for later subscribers."""
 
+    bound_ms: float | None = None
+    """How long a delivery may take, in milliseconds, before it violates the bound; unset, as long as it likes. It changes nothing
+    in a run: evaluation (``nearcast pipeline run evaluate``) compares with it."""
+
     def __post_init__(self) -> None:
         _require_topic(self.topic, "topic", wildcards=False)
         require_range(self.rate_hz, 1e-6, 1_000_000, "rate_hz")
         require_range(self.payload_bytes, IDENTITY_BYTES, 268_000_000, "payload_bytes")
         require(self.qos in (0, 1, 2), "qos", "must be 0, 1 or 2")
+        if self.bound_ms is not None:
+            require_range(self.bound_ms, 1e-3, 1e9, "bound_ms")
 
 
 class Subscribing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

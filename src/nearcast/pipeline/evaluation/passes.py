@@ -1,0 +1,323 @@
+"""The passes over the events, in the order in which one needs the other; what they leave behind is small and kept.
+
+Owns how often events are read: once for the census and once each for connections, for what was published and for what was
+delivered; and again, in part, only where something was lost, where clients lost their connections, and where messages passed
+other brokers than their publisher's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from nearcast.errors import PipelineError
+from nearcast.pipeline.evaluation import brokers, census, deliveries, downtime, expectations, keys
+from nearcast.pipeline.evaluation.filters import pattern
+from nearcast.pipeline.evaluation.places import Bound, sites_of
+from nearcast.recording.schema import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from nearcast.pipeline.evaluation.inputs import Inputs
+    from nearcast.pipeline.progress import Progress
+
+Links = Literal["auto", "linked", "separate"]
+
+SCHEMA = ", ".join(f"`{column.name}` {column.spark}" for column in COLUMNS)
+SLOTS = 120
+"""About so many pieces of time, unless told otherwise."""
+
+MAX_SLOTS = 100_000
+_NICE_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
+
+
+def read_events(spark: SparkSession, inputs: Inputs) -> DataFrame:
+    """All events; the column ``run`` is the run's name in results."""
+    # File names are taken as they are, brackets and stars included.
+    reader = spark.read.schema(SCHEMA).option("__globPaths__", "false")
+    if not inputs.renamed:
+        return reader.parquet(*(f"file://{path.absolute()}" for run in inputs.runs for path in run.files))
+    tables = [
+        reader.parquet(*(f"file://{path.absolute()}" for path in run.files)).withColumn("run", F.lit(run.name))
+        for run in inputs.runs
+    ]
+    union = tables[0]
+    for table in tables[1:]:
+        union = union.unionByName(table)
+    return union
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked of the passes."""
+
+    bounds: Sequence[Bound] = ()
+    sites: str | Path | None = None
+    slot_ns: int | None = None
+    settle_ns: int = 1_000_000_000
+    links: Links = "auto"
+
+
+class Passes:
+    """Makes the passes when it is made. What they found is kept by Spark until :meth:`release`."""
+
+    def __init__(self, spark: SparkSession, inputs: Inputs, wanted: Wanted, progress: Progress) -> None:
+        self._spark = spark
+        self._inputs = inputs
+        self._wanted = wanted
+        self._kept: list[DataFrame] = []
+        self.notes: list[str] = []
+        self.events = read_events(spark, inputs)
+        try:
+            progress.step("counting who published and got what")
+            self.census = self._keep(census.census(self.events))
+            self.connections = self._keep(census.connections(self.events))
+            self._look_at_runs()
+            progress.step("matching subscriptions")
+            self._find_topics()
+            self._count_published()
+            self._find_entitled()
+            progress.step("ordering deliveries")
+            self._order_deliveries()
+            progress.step("looking for what was lost")
+            self._find_lost()
+            progress.step("what brokers carried, how long clients were away")
+            self._count_carried()
+            self._time_outages()
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let Spark forget what it kept."""
+        for each in self._kept:
+            each.unpersist()
+        self._kept.clear()
+
+    def _keep(self, table: DataFrame) -> DataFrame:
+        kept = table.persist(StorageLevel.MEMORY_AND_DISK)
+        self._kept.append(kept)
+        kept.count()
+        return kept
+
+    # -- runs --------------------------------------------------------------------------------------------------------------
+
+    def _look_at_runs(self) -> None:
+        """``runs``: ``run, run_code, start_ns, end_ns, cutoff_ns``."""
+        spans = (
+            self.census.select("run", "first_ns", "last_ns", "incomplete", F.lit(1).alias("messages"))
+            .unionByName(
+                self.connections.select(
+                    "run",
+                    F.col("at_ns").alias("first_ns"),
+                    F.col("at_ns").alias("last_ns"),
+                    F.lit(0).alias("incomplete"),
+                    F.lit(0).alias("messages"),
+                )
+            )
+            .groupBy("run")
+            .agg(
+                F.coalesce(F.min(F.when(F.col("messages") == 1, F.col("first_ns"))), F.min("first_ns")).alias("start_ns"),
+                F.max("last_ns").alias("end_ns"),
+                F.sum("incomplete").alias("incomplete"),
+            )
+            .orderBy("run")
+            .collect()
+        )
+        if not spans:
+            raise PipelineError("the files hold no events of a kind that this version knows")
+        for span in spans:
+            if span.incomplete:
+                self.notes.append(
+                    f"{span.run}: {span.incomplete:,} events lack what their kind has to have; they are left out"
+                )
+        self.start_ns = {span.run: span.start_ns for span in spans}
+        self.end_ns = {span.run: span.end_ns for span in spans}
+        longest_ns = max(span.end_ns - span.start_ns for span in spans)
+        self.slot_ns = self._wanted.slot_ns or _nice_ns(longest_ns)
+        if longest_ns // self.slot_ns > MAX_SLOTS:
+            raise PipelineError(
+                f"{longest_ns / 1e9:,.0f} s in pieces of {self.slot_ns / 1e9:g} s are more than {MAX_SLOTS:,}: lengthen --bucket"
+            )
+        rows = [
+            (span.run, number, span.start_ns, span.end_ns, span.end_ns - self._wanted.settle_ns)
+            for number, span in enumerate(spans)
+        ]
+        self.runs = self._spark.createDataFrame(
+            rows, "run string, run_code int, start_ns bigint, end_ns bigint, cutoff_ns bigint"
+        )
+        self._refuse_mixtures()
+        self._find_links()
+
+    def _refuse_mixtures(self) -> None:
+        """A number of a stream that was published more than once: two recordings under one name."""
+        mixed = (
+            self.census.where(F.col("kind") == "published")
+            .groupBy("run", "publisher", "stream", "topic")
+            .agg(F.sum("numbered").alias("messages"), (F.max("highest") - F.min("lowest") + 1).alias("numbers"))
+            .where(F.col("messages") > F.col("numbers"))
+            .limit(1)
+            .collect()
+        )
+        if mixed:
+            raise PipelineError(
+                f"the run {mixed[0].run} holds more messages of {mixed[0].publisher} than it has numbers for: events of two runs "
+                "with one name are mixed; keep each in a folder of its own and name both"
+            )
+
+    def _find_links(self) -> None:
+        """Whether the brokers of each run are linked: as told, or when a message got from one to another."""
+        homes = census.streams(self.census).select("stream_key", "homes")
+        crossing = (
+            self.census.where((F.col("kind") == "delivered") & (F.size("path") > 0))
+            .withColumn("stream_key", keys.stream_key())
+            .join(homes, "stream_key")
+            .where((F.size("path") > 1) | ~F.array_contains("homes", F.try_element_at("path", F.lit(-1))))
+            .select("run")
+            .distinct()
+            .collect()
+        )
+        crossed = {row.run for row in crossing}
+        told = self._wanted.links
+        self.links = {run: told if told != "auto" else ("linked" if run in crossed else "separate") for run in self.start_ns}
+        own = self.census.where(F.col("kind") == "carried").limit(1).count()
+        self.beyond_home = bool(crossed or own)
+
+    # -- what can be expected ----------------------------------------------------------------------------------------------
+
+    def _find_topics(self) -> None:
+        """``topics``: ``run, topic, topic_key, bound_ns``."""
+        topics = (
+            self.census.where(F.col("kind").isin("published", "delivered") & F.col("topic").isNotNull())
+            .select("run", "topic")
+            .distinct()
+        )
+        bound: Column = F.lit(None).cast("bigint")
+        for each in reversed(self._wanted.bounds):
+            applies = F.col("topic").rlike(pattern(each.filter))
+            if each.run is not None:
+                applies &= F.col("run") == each.run
+            bound = F.when(applies, F.lit(each.bound_ns).cast("bigint")).otherwise(bound)
+        self.topics = self._keep(topics.select("run", "topic", keys.topic_key().alias("topic_key"), bound.alias("bound_ns")))
+
+    def _count_published(self) -> None:
+        """``published``: by ``stream_key``, what can be expected; by ``run_code, slot``, all that was sent."""
+        sent = (
+            self.events.where((F.col("kind") == "published") & F.col("message_id").isNotNull() & F.col("sent_ns").isNotNull())
+            .join(F.broadcast(self.runs), "run")
+            .select(
+                "run",
+                "run_code",
+                keys.stream_key().alias("stream_key"),
+                "message_id",
+                "sent_ns",
+                F.coalesce("size_bytes", F.lit(0)).cast("bigint").alias("size_bytes"),
+                F.expr(f"greatest(0, (sent_ns - start_ns) div {self.slot_ns})").cast("int").alias("slot"),
+                (F.col("sent_ns") < F.col("cutoff_ns")).alias("counts"),
+                keys.fingerprint().alias("mark"),
+            )
+        )
+        refused = self.census.where(F.col("kind") == "refused").agg(F.sum("messages")).collect()[0][0] or 0
+        if refused:
+            names = self.events.where(F.col("kind") == "refused").select("run", "message_id").distinct()
+            names = names.withColumn("refused", F.lit(True))
+            sent = sent.join(names, ["run", "message_id"], "left")
+            sent = sent.withColumn("counts", F.col("counts") & F.col("refused").isNull())
+        self._refused = int(refused)
+        view = "nearcast_evaluation_published"
+        sent.createOrReplaceTempView(view)
+        grouped = self._spark.sql(f"""
+            select stream_key, run_code, slot,
+              count(*) as published, sum(size_bytes) as bytes,
+              count_if(counts) as messages, bit_xor(if(counts, mark, 0L)) as fingerprint,
+              min(if(counts, sent_ns, null)) as first_sent_ns
+            from {view} group by stream_key, run_code, slot grouping sets ((stream_key), (run_code, slot))
+        """)  # noqa: S608  # no word of it comes from outside
+        self._spark.catalog.dropTempView(view)
+        self.published = self._keep(grouped)
+
+    def _find_entitled(self) -> None:
+        """``flows``: the entitled ones with ``expected`` and ``expected_fingerprint``; ``clients``: who may expect which topic."""
+        subscriptions = self._keep(expectations.subscriptions(self.connections))
+        shared = self.connections.where(F.col("topic").startswith(expectations.SHARED)).count()
+        if shared:
+            self.notes.append(f"{shared:,} shared subscriptions: nobody is expected to get what one of a group gets")
+        self.clients = self._keep(expectations.entitled_clients(subscriptions, self.topics))
+        apart = [(run,) for run, kind in self.links.items() if kind == "separate"]
+        separate = self._spark.createDataFrame(apart, "run string")
+        entitled = self._keep(expectations.entitled_flows(census.streams(self.census), self.clients, separate))
+        totals = self.published.where(F.col("stream_key").isNotNull()).select(
+            "stream_key", "messages", "fingerprint", "first_sent_ns"
+        )
+        self._late = self._keep(expectations.late(entitled, totals))
+        self._late_flows = self._late.count()
+        messages = self._messages()
+        self.flows = self._keep(expectations.expected(entitled, totals, messages, late_flows=self._late_flows))
+
+    def _messages(self) -> DataFrame:
+        return expectations.published_messages(self.events, self.runs, any_refused=self._refused > 0)
+
+    # -- what came ---------------------------------------------------------------------------------------------------------
+
+    def _order_deliveries(self) -> None:
+        bounds: DataFrame | int | None = None
+        found = [row.bound_ns for row in self.topics.select("bound_ns").distinct().limit(2).collect()]
+        if len(found) == 1 and found[0] is not None:
+            bounds = int(found[0])
+        elif found != [None]:
+            bounds = self.topics.where(F.col("bound_ns").isNotNull()).select("topic_key", "bound_ns")
+        self.bounded = bounds is not None
+        places = sites_of(self._inputs.runs, self._wanted.sites, self.start_ns)
+        self.site_names = sorted({place.site for place in places})
+        codes = {site: number for number, site in enumerate(self.site_names)}
+        sites = None
+        if places:
+            rows = [(each.run, each.client, each.from_ns, each.until_ns, codes[each.site]) for each in places]
+            table = self._spark.createDataFrame(
+                rows, "run string, client string, from_ns bigint, until_ns bigint, site_code int"
+            )
+            sites = table.select(keys.client_key("client").alias("client_key"), "from_ns", "until_ns", "site_code")
+        starts = None
+        if self._late_flows:
+            starts = self._late.select("flow", "entitled_ns")
+            if self._late_flows <= expectations.BROADCAST_ROWS:
+                starts = F.broadcast(starts)
+        self.cells = self._keep(
+            deliveries.cells(self.events, self.runs, self.slot_ns, bounds=bounds, sites=sites, starts=starts)
+        )
+
+    def _find_lost(self) -> None:
+        got = (
+            self.cells.where(F.col("part") == deliveries.BY_EPISODE)
+            .groupBy("flow")
+            .agg(F.sum("got").alias("got"), F.bit_xor("got_fingerprint").alias("got_fingerprint"))
+        )
+        suspects = self._keep(
+            self.flows.join(got, "flow", "left").where(
+                (F.coalesce("got", F.lit(0)) != F.col("expected"))
+                | (F.coalesce("got_fingerprint", F.lit(0)) != F.col("expected_fingerprint"))
+            )
+        )
+        self.outages = self._keep(downtime.outages(self.connections))
+        self.lost = self._keep(
+            expectations.lost_messages(self.events, self._messages(), suspects, self.outages, suspect_flows=suspects.count())
+        )
+
+    def _count_carried(self) -> None:
+        places = brokers.wanted(self.clients, brokers.presence(self.connections))
+        self.carried = self._keep(brokers.carried(self.events, self.census, places, beyond_home=self.beyond_home))
+
+    def _time_outages(self) -> None:
+        self.downtime = self._keep(downtime.downtime(self.events, self.outages, self.runs))
+
+
+def _nice_ns(span_ns: int) -> int:
+    wanted_s = span_ns / 1e9 / SLOTS
+    return round(next((each for each in _NICE_S if each >= wanted_s), wanted_s) * 1e9)
