@@ -7,24 +7,39 @@
             print(message.topic, message.text)
 
 :mod:`nearcast.client.sync` offers the same without asyncio.
+
+Topics that the broker keeps are read by index, followed and written through its bulk port: :class:`Topics`, or without
+asyncio :class:`BlockingTopics`.
 """
 
+from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.client import Client
 from nearcast.client.endpoints import Endpoint, TlsOptions
 from nearcast.client.messages import Message, MessageStream
+from nearcast.client.records import Batch, Record, TopicState
+from nearcast.client.topics import Topics
+from nearcast.config import Retention
 from nearcast.mqtt.client_events import Authentication
 from nearcast.mqtt.client_reconnection import Backoff
 from nearcast.mqtt.packets import Properties, SubscriptionRequest, Will
+from nearcast.topiclog.conversation import MissingRecords
 
 __all__ = [
     "Authentication",
     "Backoff",
+    "Batch",
+    "BlockingTopics",
     "Client",
     "Endpoint",
     "Message",
     "MessageStream",
+    "MissingRecords",
     "Properties",
+    "Record",
+    "Retention",
     "SubscriptionRequest",
     "TlsOptions",
+    "TopicState",
+    "Topics",
     "Will",
 ]
