@@ -40,6 +40,7 @@ _COUNTERS = {
     "publish_bytes_sent": "Bytes of PUBLISH packets sent.",
     "unmatched": "Messages that no subscription wanted.",
     "not_retained": "Messages that were to be retained and found no room.",
+    "not_kept": "Messages of topics that the log was to keep and had no room for.",
     "wills_published": "Will messages published.",
     "resent": "PUBLISH packets sent again after a reconnect.",
 }
@@ -47,12 +48,19 @@ _DROPPED = ("slow_consumer", "queue_full", "expired", "too_large", "not_authoriz
 
 
 class BrokerCollector(Collector):
-    """Reads one broker's counters. ``gauges`` gives what the driver itself knows, by name."""
+    """Reads one broker's counters. ``gauges`` and ``counters`` give what the driver itself knows, by name."""
 
-    def __init__(self, stats: Stats, rates: Rates, gauges: Callable[[], dict[str, tuple[float, str]]]) -> None:
+    def __init__(
+        self,
+        stats: Stats,
+        rates: Rates,
+        gauges: Callable[[], dict[str, tuple[float, str]]],
+        counters: Callable[[], dict[str, tuple[float, str]]] = dict,
+    ) -> None:
         self._stats = stats
         self._rates = rates
         self._gauges = gauges
+        self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
@@ -77,6 +85,8 @@ class BrokerCollector(Collector):
         yield family
         for name, (value, help_text) in self._gauges().items():
             yield GaugeMetricFamily(f"nearcast_{name}", help_text, value=value)
+        for name, (value, help_text) in self._counters().items():
+            yield CounterMetricFamily(f"nearcast_{name}", help_text, value=value)
         yield from self._busiest()
 
     def _busiest(self) -> Iterator[Metric]:

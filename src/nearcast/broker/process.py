@@ -101,7 +101,7 @@ class Broker:
         self._rate_sampler: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
-        self._sys_topics = SysTopics(self.engine.stats, lambda: self.engine.tree.count, self._publish_sys)
+        self._sys_topics = SysTopics(self.engine.stats, lambda: self.engine.tree.count, self._publish_sys, self.topics.figures)
         self._sys_updated_at = 0.0
         self._started_at = self.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -189,6 +189,7 @@ class Broker:
         await self.bulk.close()
         # A flush that took longer than the clients were given must end before its file is closed.
         await self._outbox.drain()
+        await self.topics.stop_work()
         self._close_journal()
         self.events.summarize()
         logs.event(logging.INFO, "stopped")
@@ -312,6 +313,7 @@ class Broker:
         if self._ticks % CHECKS_EVERY_TICKS == 0:
             self.stalls.check(now, self.config.limits.stall_timeout_seconds)
             self.bulk.tick(now)
+            self.topics.tick()
             self.events.summarize()
             if self._ticks % (60 * CHECKS_EVERY_TICKS) == 0:
                 self._connect_rate.sweep()
@@ -441,7 +443,7 @@ class Broker:
         from nearcast.broker.metrics import BrokerCollector, Metrics
 
         listening = bind_tcp(host, port, 64, key="observability.http_port")
-        collector = BrokerCollector(self.engine.stats, self.rates, self._gauges)
+        collector = BrokerCollector(self.engine.stats, self.rates, self._gauges, self.topics.counters)
         self._http = HttpServer(ObservabilityApp(Metrics(collector), self.rates, self.health), listening)
         self._http.start()
         sampling = self.rates.run(self.engine.topic_counts, self.handles, self.monotonic)
@@ -465,6 +467,7 @@ class Broker:
             "subscriptions": (self.engine.tree.count, "Subscriptions of all sessions."),
             "stalled_clients": (len(self.stalls), "Clients that are slow to take their output."),
             "password_checks_pending": (self._authenticator.pending, "Password checks waiting or running."),
+            **self.topics.gauges(),
         }
 
     def health(self) -> dict[str, object]:
@@ -482,6 +485,7 @@ class Broker:
                 "sync": persistence.sync if persistence.directory is not None else None,
                 "error": None if failed is None else str(failed),
             },
+            "topics": self.topics.health(),
         }
 
 

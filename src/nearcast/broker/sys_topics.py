@@ -82,12 +82,19 @@ class LoadAverage:
 
 
 class SysTopics:
-    """Publishes the figures through ``publish(topic, payload)``, which retains them."""
+    """Publishes the figures through ``publish(topic, payload)``, which retains them. ``others`` adds what only we have."""
 
-    def __init__(self, stats: Stats, subscriptions: Callable[[], int], publish: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        stats: Stats,
+        subscriptions: Callable[[], int],
+        publish: Callable[[str, bytes], None],
+        others: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self._stats = stats
         self._subscriptions = subscriptions
         self._publish = publish
+        self._others = others
         self._published: dict[str, bytes] = {}
         self._maximum_clients = 0
         self._loads = {
@@ -112,6 +119,7 @@ class SysTopics:
             "uptime": f"{int(uptime_seconds)} seconds",
         }
         figures.update((name, str(value)) for name, value in counters(stats, self._subscriptions()).items())
+        figures.update((name, str(value)) for name, value in self._others().items())
         self._maximum_clients = max(self._maximum_clients, stats.connected_clients)
         figures["clients/maximum"] = str(self._maximum_clients)
         totals = {

@@ -3,6 +3,9 @@
 What MQTT clients publish goes into the log through the engine. What comes in another way (the bulk port) comes through
 :meth:`KeptTopics.publish` and :meth:`KeptTopics.publish_group`: into the log and to live subscribers, in the same order as
 everything else. Both are written and flushed with the journal (:mod:`nearcast.mqtt.commits`).
+
+What retention removes, it removes here, too: a step of bookkeeping every second, and a thread that makes index files, rewrites
+segments that are mostly dead, and removes those that are dead.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nearcast.broker import logs
@@ -18,13 +22,18 @@ from nearcast.broker.topic_files import DIRECTORY, TopicFiles
 from nearcast.broker.topics import Definitions, TopicRules
 from nearcast.clock import Clock
 from nearcast.config import BrokerConfig, TopicRule
-from nearcast.errors import BatchRefused, LocalProtocolError, RequestRefused, StorageUnavailable
+from nearcast.errors import BatchRefused, LocalProtocolError, NearcastError, RequestRefused, StorageUnavailable
 from nearcast.mqtt import reasons
 from nearcast.mqtt.engine import Engine
 from nearcast.topiclog.blocks import GROUPED, RETAIN
+from nearcast.topiclog.jobs import Job
 from nearcast.topiclog.keeper import TopicKeeper, TopicKeeping
 from nearcast.topiclog.log import TopicLog
 from nearcast.topiclog.marks import Mark
+from nearcast.topiclog.rules import RuleTable
+from nearcast.topiclog.topics import Topic
+
+_SHOWN_DAMAGE = 10
 
 
 class Run:
@@ -67,6 +76,9 @@ class KeptTopics:
         self._failed: StorageUnavailable | None = None
         # Who waits for which position, in order.
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._worker: ThreadPoolExecutor | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._work_failed = False
 
     # --- life -----------------------------------------------------------------------------------------------------------
 
@@ -90,7 +102,7 @@ class KeptTopics:
         if keeper is None:
             return 0
         last_mark = keeper.reconcile(journal_mark)
-        for damage in keeper.log.damage:
+        for damage in keeper.damage:
             logs.event(
                 logging.WARNING if damage.torn else logging.ERROR,
                 "the topic log is damaged; what precedes the damage was recovered",
@@ -117,6 +129,15 @@ class KeptTopics:
         flushed = files.flush()
         return flushed.result
 
+    async def stop_work(self) -> None:
+        """Let what is being done about files end, before they are closed."""
+        work = self._work
+        if work is not None:
+            await asyncio.wait([work])
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
+            self._worker = None
+
     def close(self) -> None:
         """Close the files. Whoever waits for a commit waits no more."""
         self.fail(StorageUnavailable(self._config.persistence.directory or "", "the broker is stopping"))
@@ -136,6 +157,57 @@ class KeptTopics:
             _, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(error)
+
+    # --- retention ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """A second passed: a step of what retention has to do. Never takes long."""
+        keeper = self.keeper
+        if keeper is None or self._failed is not None:
+            return
+        keeper.review()
+        job = keeper.log.collect(int(self._clock.wall() * 1_000_000))
+        if job is not None:
+            self._work = asyncio.get_running_loop().create_task(self._run(keeper.log, job), name="topic-files")
+
+    async def _run(self, log: TopicLog, job: Job) -> None:
+        """Do what is to be done about files in a thread, one thing after the other."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="topic-files")
+        failed = False
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._worker, job.run)
+        except NearcastError as error:
+            # Nothing that was promised depends on it: it is tried again in a second, and said once.
+            failed = True
+            if not self._work_failed:
+                logs.event(logging.ERROR, "files of the topic log cannot be tidied up; trying on", reason=str(error))
+        finally:
+            self._work_failed = failed
+            log.finish(job, failed)
+            self._work = None
+
+    def delete_records(self, topic_filter: str) -> int:
+        """Remove all records of the topics that a filter matches and no rule keeps any more; returns how many topics that
+        were. Readers see it once it is :meth:`committed`. Topics of other rules stay as they are."""
+        self._check()
+        keeper = self._kept_keeper
+        found = 0
+        for topic in self._matching(keeper.log, topic_filter):
+            if self.rules.rule_for(topic.name) is None and topic.next_index > topic.first_index:
+                keeper.delete(topic)
+                found += 1
+        self._flush()
+        return found
+
+    def _matching(self, log: TopicLog, topic_filter: str) -> Iterator[Topic]:
+        if "+" not in topic_filter and "#" not in topic_filter:
+            topic = log.topic(topic_filter.encode("utf-8"), create=False)
+            if topic is not None:
+                yield topic
+            return
+        table = RuleTable([TopicRule(topic=topic_filter)])
+        yield from [topic for topic in log.topics.values() if table.match(topic.name) is not None]
 
     # --- rules ----------------------------------------------------------------------------------------------------------
 
@@ -254,3 +326,48 @@ class KeptTopics:
     def topic_count(self) -> int:
         """Topics that the log has."""
         return 0 if self.log is None else len(self.log.topics)
+
+    def gauges(self) -> dict[str, tuple[float, str]]:
+        """What /metrics shows of the log; nothing without one."""
+        keeper, files = self.keeper, self.files
+        if keeper is None or files is None:
+            return {}
+        waiting = keeper.log.written_position > keeper.log.committed_position
+        return {
+            "topic_log_topics": (self.topic_count, "Topics in the log."),
+            "topic_log_rules": (len(self.rules.rules), "Rules that say which topics are kept."),
+            "topic_log_uncommitted": (int(waiting), "Whether records wait for the disk."),
+            "topic_log_waiting": (len(self._waiting), "Requests on the bulk port that wait for the disk."),
+        }
+
+    def counters(self) -> dict[str, tuple[float, str]]:
+        """The same, of what only grows."""
+        keeper = self.keeper
+        if keeper is None:
+            return {}
+        return {
+            "topic_log_records": (keeper.records, "Records appended to the log."),
+            "topic_log_record_bytes": (keeper.record_bytes, "Bytes of their payloads."),
+        }
+
+    def figures(self) -> dict[str, int]:
+        """The same below ``$SYS/broker/``."""
+        keeper = self.keeper
+        if keeper is None:
+            return {}
+        return {
+            "topic log/topics": self.topic_count,
+            "topic log/records": keeper.records,
+            "topic log/bytes": keeper.record_bytes,
+            "topic log/refused": self._engine.stats.not_kept,
+        }
+
+    def health(self) -> dict[str, object]:
+        """What /healthz shows of the log."""
+        log = self.log
+        return {
+            "enabled": log is not None,
+            "rules": len(self.rules.rules),
+            "topics": self.topic_count,
+            "damage": [str(damage) for damage in ([] if self.keeper is None else self.keeper.damage)][:_SHOWN_DAMAGE],
+        }

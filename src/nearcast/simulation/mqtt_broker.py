@@ -174,7 +174,7 @@ class SimulatedBroker:
             self.host.note(f"the journal is damaged: {damage}")
         keeper = self.keeper
         if keeper is not None:
-            for damage in keeper.log.damage:
+            for damage in keeper.damage:
                 self.host.note(f"the topic log is damaged: {damage}")
             if keeper.disagreement:
                 self.host.note(keeper.disagreement)

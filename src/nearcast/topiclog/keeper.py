@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nearcast.config import TopicRule
+from nearcast.errors import StorageCorrupt
 from nearcast.topiclog.blocks import GROUPED, HEADER, HEADER_BYTES, RECORDS, RETAIN, TOPIC
 from nearcast.topiclog.log import Topic, TopicLog
 from nearcast.topiclog.marks import Mark
@@ -84,6 +85,8 @@ class TopicKeeper:
         """Records appended since the start."""
         self.record_bytes = 0
         """Bytes of their payloads."""
+        self.damage: list[StorageCorrupt] = []
+        """What recovery found broken."""
         self.cut_records = 0
         """Records that recovery cut off, because the journal did not have them."""
         self.disagreement = ""
@@ -134,6 +137,11 @@ class TopicKeeper:
         self.gathered = True
         self.log.append_mark(mark)
 
+    def delete(self, topic: Topic) -> None:
+        """Gather that all records of a topic are removed."""
+        self.gathered = True
+        self.log.delete(topic)
+
     def promise(self) -> None:
         """An acknowledgement waits for what was gathered."""
         self._promising = True
@@ -172,6 +180,7 @@ class TopicKeeper:
         """Recover the log, without what the journal does not know of and nobody was promised; returns its last mark."""
         log = self.log
         log.recover()
+        self.damage = list(log.damage)
         last = self._last_mark()
         if last.batch > journal_mark:
             if journal_mark < last.part:
@@ -200,7 +209,6 @@ class TopicKeeper:
         """Cut the log off before the first group with this mark or a later one, and recover it again."""
         storage = self._storage
         before = self._count()
-        damage = list(self.log.damage)
         for name in reversed(self._segments()):
             marks = [(at, each.batch) for at, each in scan(storage, name, is_last=False).marks if each.producer == JOURNAL]
             later = [at for at, number in marks if number >= mark]
@@ -214,7 +222,6 @@ class TopicKeeper:
             storage.remove(index_name(name))
             storage.remove(name)
         self.log.recover()
-        self.log.damage = damage
         self.cut_records = before - self._count()
 
     def _segments(self) -> list[str]:
