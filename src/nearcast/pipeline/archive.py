@@ -21,6 +21,7 @@ from nearcast.errors import PipelineError
 from nearcast.pipeline.archive_files import CHECKPOINT, Archive, Gap
 from nearcast.pipeline.options import parse_read
 from nearcast.pipeline.queries import await_queries
+from nearcast.pipeline.user_jobs import DEFAULT_URL, connection_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -43,10 +44,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         msgspec.Meta(description="Topics to archive: MQTT filters.", extra={"argument": True, "metavar": "FILTER..."}),
     ] = ()
-    url: Annotated[
-        str,
-        msgspec.Meta(description="The broker's bulk port: `nearcast://user:password@host:7883`.", extra={"metavar": "URL"}),
-    ] = "nearcast://127.0.0.1:7883"
+    url: Annotated[str, msgspec.Meta(description="The broker's bulk port.", extra={"metavar": "URL"})] = DEFAULT_URL
+    username: Annotated[str | None, msgspec.Meta(description="Who we are, for the broker.", extra={"metavar": "NAME"})] = None
+    password_file: Annotated[
+        str | None, msgspec.Meta(description="A file whose first line is the password.", extra={"metavar": "FILE"})
+    ] = None
+    ca_file: Annotated[str | None, msgspec.Meta(description="Certificates to trust, PEM.", extra={"metavar": "FILE"})] = None
+    certificate_file: Annotated[str | None, msgspec.Meta(description="Our own, PEM.", extra={"metavar": "FILE"})] = None
+    key_file: Annotated[str | None, msgspec.Meta(description="Its private key, PEM.", extra={"metavar": "FILE"})] = None
     out: Annotated[str, msgspec.Meta(description="Directory of the archive.", extra={"metavar": "DIR", "short": "o"})]
     available_now: Annotated[
         bool, msgspec.Meta(description="Archive what is there and end: for cron. Otherwise the job goes on.")
@@ -212,7 +217,7 @@ def read_archive(spark: SparkSession, directory: str | Path) -> DataFrame:
 
 def _source_options(options: Options) -> dict[str, str]:
     return {
-        "url": options.url,
+        **connection_options(options),
         "topics": msgspec.json.encode(list(options.topics)).decode(),
         "startingOffsets": "earliest",
         "maxRecordsPerTrigger": str(options.max_records),
