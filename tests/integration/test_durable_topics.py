@@ -194,7 +194,7 @@ def test_a_will_is_kept_too(broker: NearcastBroker) -> None:
         with Wire(broker.port()) as device:
             device.send(Connect("dying", 5, will=Will("d/will", b"died", 1)))
             assert device.expect(ConnAck).reason_code == 0
-        wait_for("the will in the log", lambda: topics.topics("d/will"))
+        wait_for("the will in the log", lambda: [state.latest_index for state in topics.topics("d/will")] == [1])
         record = topics.get("d/will", 1)
         assert (record.payload, record.publisher, record.qos) == (b"died", "dying", 1)
 
@@ -315,7 +315,7 @@ def test_a_reader_waits_through_a_restart(tmp_path: Path) -> None:
         assert found == [(1, b"1"), (2, b"2"), (3, b"3"), (4, b"end")]
 
 
-@pytest.mark.parametrize("damage", ["half a block", "cut short", "flipped bit", "zeros", "garbage"])
+@pytest.mark.parametrize("damage", ["half a block", "cut short", "flipped bit"])
 def test_a_damaged_tail_is_reported_and_what_precedes_it_is_there(tmp_path: Path, damage: str) -> None:
     total = 40
     with NearcastBroker(tmp_path, data=True, arguments=["--durable", "#"]) as broker:
@@ -328,10 +328,6 @@ def test_a_damaged_tail_is_reported_and_what_precedes_it_is_there(tmp_path: Path
         size = len(content)
         if damage == "half a block":
             content += content[-200:][:60]
-        elif damage == "zeros":
-            content += bytes(4_096)
-        elif damage == "garbage":
-            content += bytes(range(256)) * 3
         elif damage == "cut short":
             del content[size - 500 :]
         else:

@@ -266,14 +266,27 @@ class BulkRequests:
 
     async def _create(self, transport: BulkTransport, rule: wire.Rule) -> wire.Message:
         self._check_manage(transport, rule.topic)
-        retention = Retention(max_records=rule.max_records, max_bytes=rule.max_bytes, max_age_seconds=rule.max_age_seconds)
+        try:
+            retention = Retention(max_records=rule.max_records, max_bytes=rule.max_bytes, max_age_seconds=rule.max_age_seconds)
+        except ValueError as error:
+            raise refused(reasons.PROTOCOL_ERROR, str(error)) from error
         outcome = await self.kept.rules.create(TopicRule(topic=rule.topic, mode=rule.mode, retention=retention))
         return wire.Done(0 if outcome == "unchanged" else 1)
 
     async def _delete(self, transport: BulkTransport, content: wire.DeleteRule) -> wire.Message:
         self._check_manage(transport, content.topic)
-        await self.kept.rules.delete(content.topic)
-        return wire.Done(1)
+        _ = self.log
+        unknown: TopicUnknown | None = None
+        try:
+            await self.kept.rules.delete(content.topic)
+        except TopicUnknown as error:
+            # There may be records of a rule that is gone: those can be deleted still.
+            unknown = error
+        topics = self.kept.delete_records(content.topic) if content.records else 0
+        if unknown is not None and not topics:
+            raise unknown
+        await self.kept.committed()
+        return wire.Done(topics)
 
 
 def check_properties(encoded: bytes) -> None:

@@ -62,8 +62,15 @@ def list_topics(
     Example: nearcast topic list 'sensors/#'
     """
     with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
-        rules = [rule for rule in topics.rules() if topic is None or overlaps(rule.topic, topic)]
-        states = sorted(topics.topics(*([topic] if topic is not None else [])), key=lambda state: state.topic)
+        rules = topics.rules()
+        states = topics.topics(*([topic] if topic is not None else []))
+    # A topic that was deleted leaves its name, by which its index goes on: that is nothing to look at.
+    table = RuleTable(rules)
+    states = sorted(
+        (state for state in states if state.count or table.match(state.topic.encode()) is not None),
+        key=lambda state: state.topic,
+    )
+    rules = [rule for rule in rules if topic is None or overlaps(rule.topic, topic)]
     if as_json:
         common.print_json(
             {"rules": [display.rule_fields(rule) for rule in rules], "topics": [display.state_fields(item) for item in states]}
@@ -72,6 +79,8 @@ def list_topics(
     console = common.console()
     if rules:
         console.print(display.rules_table(rules))
+    if rules and states:
+        console.print()
     if states:
         console.print(display.topics_table(states[:limit], common.now()))
         if len(states) > limit:

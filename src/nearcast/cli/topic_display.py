@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -72,7 +71,7 @@ def topic_details(state: TopicState, rule: TopicRule | None, last_minute: int, n
     if state.count:
         for name, time_us in (("oldest", state.first_time_us), ("newest", state.last_time_us)):
             lines.add_row(name, f"{show_time(time_us, now)} ({show_ago(time_us, now)})")
-        lines.add_row("rate", f"{show_rate(last_minute / 60)} in the last minute{_average(state)}")
+        lines.add_row("rate", f"{last_minute:,} in the last minute{_average(state)}")
     if rule is None:
         lines.add_row("rule", "none any more: what is here stays, new messages are not kept")
     else:
@@ -83,7 +82,7 @@ def topic_details(state: TopicState, rule: TopicRule | None, last_minute: int, n
 
 def _average(state: TopicState) -> str:
     rate = average_rate(state)
-    return "" if rate is None else f", {show_rate(rate)} on average"
+    return "" if rate is None else f", {show_rate(rate)} from the oldest to the newest"
 
 
 def average_rate(state: TopicState) -> float | None:
@@ -210,7 +209,7 @@ def _printable(text: str) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

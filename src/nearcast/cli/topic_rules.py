@@ -96,25 +96,26 @@ def delete(
     key: shared.KeyFile = None,
     insecure: shared.Insecure = False,
 ) -> None:
-    """Delete a rule that create or tap made, and the records that no other rule keeps.
+    """Delete a rule that create or tap made, and the records that no other rule keeps. Indexes are never used again.
 
     Example: nearcast topic delete 'sensors/#'
     """
     with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
-        rules = topics.rules()
-        left = RuleTable(rule for rule in rules if rule.topic != topic)
-        gone: list[TopicState] = []
-        if not keep_records and any(rule.topic == topic for rule in rules):
-            gone = [state for state in topics.topics(topic) if left.match(state.topic.encode()) is None]
+        gone = [] if keep_records else _kept_by_nothing_else(topics, topic)
         records = sum(state.count for state in gone)
         if records and not yes:
-            _confirm(f"Delete {common.counted(records, 'record')} of {common.counted(len(gone), 'topic')} "
-                     f"({show_size(sum(state.bytes for state in gone))})?")  # fmt: skip
+            size = show_size(sum(state.bytes for state in gone))
+            _confirm(f"Delete {common.counted(records, 'record')} of {common.counted(len(gone), 'topic')} ({size})?")
         topics.delete_topic(topic, keep_records=keep_records)
     if as_json:
         common.print_json({"topic": topic, "outcome": "deleted", "records": records})
     else:
         typer.echo(f"deleted {topic}" + (f" and {common.counted(records, 'record')}" if records else ""))
+
+
+def _kept_by_nothing_else(topics: BlockingTopics, topic: str) -> list[TopicState]:
+    left = RuleTable(rule for rule in topics.rules() if rule.topic != topic)
+    return [state for state in topics.topics(topic) if state.count and left.match(state.topic.encode()) is None]
 
 
 def _confirm(question: str) -> None:
