@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from nearcast.errors import PipelineError
 from nearcast.pipeline.progress import Progress, Silent
 from nearcast.pipeline.settings import is_local
 from nearcast.pipeline.sweep_points import Failure, Grid, Point, Row, figures_of, parse_grid, parse_seeds, points
@@ -162,6 +163,7 @@ def perform(
     from nearcast.pipeline.sweep_journal import Identity, Journal
 
     function = _prepared(function, wanted)
+    _require_travelling(function)
     if out is None:
         rows: dict[str, Row] = {}
         _run_all(spark, function, wanted, rows, rows_kept=None, points_per_task=points_per_task, progress=progress)
@@ -189,6 +191,16 @@ def _prepared(function: Function, wanted: Sequence[Point]) -> Function:
     combinations = {json.dumps(point.parameters, sort_keys=True): point.parameters for point in wanted}
     prepared: Function = prepare([dict(combination) for combination in combinations.values()])
     return prepared
+
+
+def _require_travelling(function: Function) -> None:
+    """Spark would say the same once per wave, and longer."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(_Task(function))  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise PipelineError(f"the function cannot be sent to Spark's workers: {error}") from error
 
 
 def _run_all(

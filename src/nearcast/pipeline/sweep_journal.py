@@ -118,7 +118,7 @@ class Journal:
                 break
             try:
                 row = _decoded(line)
-            except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise PipelineError(
                     f"{self.directory}/journal.jsonl:{number}: damaged ({error}): choose another directory"
                 ) from None
