@@ -13,7 +13,6 @@ committed exactly once (:meth:`BlockingTopics.stage`) is only here.
 
 from __future__ import annotations
 
-import random
 import select
 import socket
 import ssl
@@ -28,6 +27,7 @@ import msgspec
 from nearcast.client import records
 from nearcast.client.bulk_errors import as_closed, cannot_reach
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
+from nearcast.client.patience import Patience
 from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
 from nearcast.config import Retention, TopicRule
 from nearcast.errors import (
@@ -46,9 +46,6 @@ from nearcast.topiclog.uploads import StagedRows
 Answer = TypeVar("Answer")
 
 SOCKET_BUFFER_BYTES = 4 * 1_048_576
-
-RETRY_SECONDS = (0.05, 2.0)
-"""First and longest pause between attempts to connect again."""
 
 
 class BlockingTopics:
@@ -82,7 +79,7 @@ class BlockingTopics:
             password=password.encode() if isinstance(password, str) else password,
         )
         self._timeout_seconds = timeout_seconds
-        self._reconnect_seconds = reconnect_seconds
+        self._patience = Patience(reconnect_seconds)
         self._window_bytes = window_bytes
         self._socket: socket.socket | None = None
         self._conversation = Conversation()
@@ -326,7 +323,8 @@ class BlockingTopics:
                 while not reading.ready:
                     self._receive()
             except (OSError, ConnectionClosed) as error:
-                self._drop(as_closed(self._endpoint, error))
+                self._await_next_attempt(self._drop(as_closed(self._endpoint, error)))
+        self._patience.rewarded()
         self._flush_if_open()
 
     # --- requests -----------------------------------------------------------------------------------------------------------
@@ -347,8 +345,9 @@ class BlockingTopics:
                 request = self._conversation.ask(content)
                 self._wait(request)
             except (OSError, ConnectionClosed) as error:
-                self._drop(as_closed(self._endpoint, error))
+                self._await_next_attempt(self._drop(as_closed(self._endpoint, error)))
                 continue
+            self._patience.rewarded()
             if request.error is not None:
                 raise request.error
             return request
@@ -366,17 +365,18 @@ class BlockingTopics:
             return self._socket
         if self._closed:
             raise LocalProtocolError("these topics are closed: make new ones")
-        give_up_at = time.monotonic() + self._reconnect_seconds
-        pause, longest = RETRY_SECONDS
         while True:
             try:
                 return self._connect()
-            except ConnectionClosed:
-                left = give_up_at - time.monotonic()
-                if left <= 0:
-                    raise
-            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))
-            pause = min(longest, pause * 2)
+            except ConnectionClosed as error:
+                self._await_next_attempt(error)
+
+    def _await_next_attempt(self, error: NearcastError) -> None:
+        """Pause before trying again; raises ``error`` when there was enough of that."""
+        wait_seconds = self._patience.wait_seconds(time.monotonic())
+        if wait_seconds is None:
+            raise error
+        time.sleep(wait_seconds)
 
     def _connect(self) -> socket.socket:
         endpoint = self._endpoint

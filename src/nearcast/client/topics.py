@@ -17,7 +17,6 @@ futures that callers wait on. :mod:`.blocking_topics` has the same calls without
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
@@ -28,6 +27,7 @@ from typing import TypeVar, cast
 from nearcast.client import records
 from nearcast.client.bulk_errors import as_closed, cannot_reach
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
+from nearcast.client.patience import Patience
 from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
 from nearcast.config import Retention, TopicRule
 from nearcast.errors import (
@@ -43,9 +43,6 @@ from nearcast.topiclog import blocks, wire
 from nearcast.topiclog.conversation import DEFAULT_WINDOW_BYTES, Conversation, Reading, Request, welcomed
 
 Answer = TypeVar("Answer")
-
-RETRY_SECONDS = (0.05, 2.0)
-"""First and longest pause between attempts to connect again."""
 
 
 class Topics:
@@ -77,7 +74,7 @@ class Topics:
             password=password.encode() if isinstance(password, str) else password,
         )
         self._timeout_seconds = timeout_seconds
-        self._reconnect_seconds = reconnect_seconds
+        self._patience = Patience(reconnect_seconds)
         self._window_bytes = window_bytes
         self._link: _Link | None = None
         self._connecting: asyncio.Task[_Link] | None = None
@@ -252,8 +249,10 @@ class Topics:
             link = await self._connected()
             try:
                 await link.until(reading)
-            except ConnectionClosed:
+            except ConnectionClosed as error:
+                await self._await_next_attempt(error)
                 continue
+            self._patience.rewarded()
             return link
 
     async def _done(self, content: wire.Message) -> int:
@@ -269,9 +268,12 @@ class Topics:
         while True:
             link = await self._connected()
             try:
-                return await link.ask(content)
-            except ConnectionClosed:
+                request = await link.ask(content)
+            except ConnectionClosed as error:
+                await self._await_next_attempt(error)
                 continue
+            self._patience.rewarded()
+            return request
 
     async def _connected(self) -> _Link:
         """The connection, made again if it was lost."""
@@ -298,18 +300,18 @@ class Topics:
         return self._link
 
     async def _reconnect(self) -> _Link:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._reconnect_seconds
-        pause, longest = RETRY_SECONDS
         while True:
             try:
                 return await self._connect()
-            except ConnectionClosed:
-                left = give_up_at - loop.time()
-                if left <= 0:
-                    raise
-            await asyncio.sleep(min(left, pause * random.uniform(0.5, 1.0)))
-            pause = min(longest, pause * 2)
+            except ConnectionClosed as error:
+                await self._await_next_attempt(error)
+
+    async def _await_next_attempt(self, error: ConnectionClosed) -> None:
+        """Pause before trying again; raises ``error`` when there was enough of that."""
+        wait_seconds = self._patience.wait_seconds(asyncio.get_running_loop().time())
+        if wait_seconds is None or self._closed:
+            raise error
+        await asyncio.sleep(wait_seconds)
 
     async def _connect(self) -> _Link:
         endpoint = self._endpoint
