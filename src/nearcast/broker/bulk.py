@@ -23,8 +23,8 @@ from nearcast.errors import NearcastError, RemoteProtocolError, StorageUnavailab
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Credentials, Peer, Verdict
 from nearcast.topiclog import wire
-from nearcast.topiclog.log import Extents
 from nearcast.topiclog.streams import Batch, ReadStream
+from nearcast.topiclog.topics import Extents
 
 if TYPE_CHECKING:
     from nearcast.broker.listeners import BoundListener

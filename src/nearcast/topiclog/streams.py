@@ -16,21 +16,19 @@ find out. No sockets, no threads, no clock here; the log is asked from the threa
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from nearcast.config import TopicRule
-from nearcast.errors import StorageCorrupt
 from nearcast.topiclog import wire
 from nearcast.topiclog.batches import Block
-from nearcast.topiclog.blocks import HEADER_BYTES, RECORDS, encode
-from nearcast.topiclog.log import Extents, Topic, TopicLog
+from nearcast.topiclog.log import TopicLog
 from nearcast.topiclog.rules import RuleTable
+from nearcast.topiclog.sifting import sift
+from nearcast.topiclog.topics import Extents, Topic
 
 MAX_CREDIT: Final = 1 << 40
 
-_NO_END: Final = 1 << 63
-_WALKED: Final = struct.Struct("<I8xIQqI")
+_NO_END: Final = (1 << 63) - 1
 
 
 class Batch:
@@ -146,11 +144,12 @@ class ReadStream:
             start = self._log.index_at(topic, asked.start_value)
         else:
             start = topic.first_index
-        return max(1, start)
+        return min(max(1, start), _NO_END)
 
     def _end_of(self, topic: Topic, name: str) -> int:
         asked = self._asked
         end = asked.end_indexes.get(name, _NO_END if asked.end_index is None else asked.end_index)
+        end = min(max(1, end), _NO_END)
         if asked.follow:
             return end
         end = min(end, topic.committed_index)
@@ -176,7 +175,11 @@ class ReadStream:
         """Which bytes to read next, to be handed to :meth:`take`; ``None`` when there are none (yet)."""
         found = self._scan(max_bytes) if self._cursor >= 0 else self._read(max_bytes)
         if found is not None and not found.bytes:
-            self._cursor = found.cursor
+            if self._cursor >= 0:
+                self._cursor = found.cursor
+            else:
+                # What the index says is there is not: damage took it.
+                self._skip_to(next(iter(self._topics)), found.next_index)
             found = None
         self._extents = found
         return found
@@ -230,61 +233,27 @@ class ReadStream:
 
     def _take_read(self, data: memoryview, extents: Extents) -> Batch | None:
         ((number, end),) = self._ends.items()
-        start = self._next[number]
         upto = min(extents.next_index, end)
-        first = Block(data, 0)
-        chunks: list[bytes | memoryview]
-        if first.first_index >= start and (upto < end or end >= self._topics[number].committed_index):
-            # Blocks as they lie there. Only where reading began or ends inside of them they are looked at.
-            self._skip_to(number, min(first.first_index, end))
-            chunks = [data]
-        else:
-            chunks = self._sift(data, end_time_us=_NO_END)
-        self._advance(number, upto)
-        return Batch(chunks, [(number, upto)]) if chunks else None
+        first = Block(data, 0).first_index
+        if first >= self._next[number] and (upto < end or end >= self._topics[number].committed_index):
+            # Blocks as they lie there. They are looked into only where reading begins or ends inside of one.
+            self._skip_to(number, min(first, end))
+            self._advance(number, upto)
+            return Batch([data], [(number, upto)])
+        return self._sifted(data)
 
     def _take_scanned(self, data: memoryview, extents: Extents) -> Batch | None:
         self._cursor = extents.cursor
-        end_time_us = self._asked.end_time_us
-        touched: dict[int, int] = {}
-        chunks = self._sift(data, _NO_END if end_time_us is None else end_time_us, touched)
-        return Batch(chunks, list(touched.items())) if chunks else None
+        return self._sifted(data)
 
-    def _sift(self, data: memoryview, end_time_us: int, touched: dict[int, int] | None = None) -> list[bytes | memoryview]:
-        """Those records that the reader still has to get, out of whole blocks."""
-        chunks: list[bytes | memoryview] = []
-        begin = offset = 0
-        size = len(data)
-        nexts, ends, topics = self._next, self._ends, self._topics
-        while offset < size:
-            length, number, first, time_us, count = _WALKED.unpack_from(data, offset)
-            if length < HEADER_BYTES + 4 or length > size - offset:
-                raise StorageCorrupt("the topic log", offset, "a block reaches beyond the bytes that were read")
-            if time_us >= end_time_us:
-                self._over = True
-                break
-            following = nexts[number]
-            low = max(first, following, topics[number].first_index)
-            high = min(first + count, ends[number])
-            if low == first and high == first + count:
-                whole = True
-            else:
-                whole = False
-                if begin < offset:
-                    chunks.append(data[begin:offset])
-                begin = offset + length
-            if low < high:
-                if low > following:
-                    self._gaps.append(wire.Gap(number, following, low))
-                if not whole:
-                    chunks.append(part_of(Block(data, offset), low, high))
-                self._advance(number, high)
-                if touched is not None:
-                    touched[number] = high
-            offset += length
-        if begin < offset:
-            chunks.append(data[begin:offset])
-        return chunks
+    def _sifted(self, data: memoryview) -> Batch | None:
+        end_time_us = _NO_END if self._asked.end_time_us is None else min(self._asked.end_time_us, _NO_END)
+        found = sift(data, self._next, self._ends, self._topics, end_time_us)
+        self._gaps += [wire.Gap(*gap) for gap in found.gaps]
+        for number, index in found.next_indexes.items():
+            self._advance(number, index)
+        self._over = found.reached_end_time
+        return Batch(found.chunks, list(found.next_indexes.items())) if found.chunks else None
 
     def _skip_to(self, number: int, index: int) -> None:
         """Records up to ``index`` are gone."""
@@ -298,13 +267,3 @@ class ReadStream:
         if self._next[number] < end <= index:
             self._unfinished -= 1
         self._next[number] = index
-
-
-def part_of(block: Block, low: int, high: int) -> bytes:
-    """A block of some of a block's records: those from index ``low`` on and below ``high``."""
-    first = block.first_index
-    ends = block.offsets().tolist()
-    base = block.payloads_at
-    payloads = [bytes(block.data[base + ends[at] : base + ends[at + 1]]) for at in range(low - first, high - first)]
-    publisher = bytes(block.data[block.publisher_at : block.properties_at])
-    return encode(RECORDS, block.flags, block.topic, low, block.time_us, publisher, block.properties(), payloads)
