@@ -16,16 +16,21 @@ from nearcast.mqtt.commits import Commits
 from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import Journaling
+from nearcast.mqtt.keeping import MarkedLog
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted, TopicsCommitted
 from nearcast.simulation.mqtt_topics import SimulatedTopics
 from nearcast.simulation.streams import Stream
 from nearcast.topiclog.keeper import TopicKeeper
+from nearcast.topiclog.log import TopicLog
 
 # What a flush of the disk is for.
 OUTPUT: Final = 0
 REPLACEMENT: Final = 1
+
+TIDY_S: Final = 1.0
+"""How often retention does a step."""
 
 
 class DiskStorage:
@@ -138,16 +143,21 @@ class SimulatedBroker:
         self._journal: SimulatedJournal | None = None
         self._storage: DiskStorage | None = None
         self.keeper: TopicKeeper | None = None
+        self._tidy_at = host.now
         if durable:
             if topics is not None:
                 self.keeper = topics.keeper(host.disk, f"broker-{port}-topics/", self._wall, self._committed)
                 self.engine.keep_with(self.keeper)
             self._storage = DiskStorage(host.disk, f"broker-{port}/", self._begin_replacing)
-            self.machine = Journaling(self.engine, self._storage, snapshot_bytes, step_bytes, self.keeper)
+            self.machine = Journaling(self.engine, self._storage, snapshot_bytes, step_bytes, self.marked_log())
             self._journal = SimulatedJournal(self.machine)
         self._useless: list[str] = []
         self._transports: dict[Stream, BrokerTransport] = {}
         self._closed: list[BrokerTransport] = []
+
+    def marked_log(self) -> MarkedLog | None:
+        """The log that the journal has to agree with."""
+        return self.keeper
 
     def _now(self) -> float:
         return self.host.now
@@ -301,6 +311,24 @@ class SimulatedBroker:
         if self.open and self.engine.next_deadline() <= self.host.now:
             self.engine.tick(self.host.now)
             self._settle()
+        if self.open and self.keeper is not None and self._tidy_at <= self.host.now:
+            self._tidy_at = self.host.now + TIDY_S
+            self._tidy(self.keeper.log)
+
+    def _tidy(self, log: TopicLog) -> None:
+        """A step of what retention does; what a thread does about files in the real one takes no time here."""
+        job = log.collect(int(self.host.wall * 1e6))
+        if job is not None:
+            failed = False
+            try:
+                job.run()
+            except StorageUnavailable as error:
+                failed = True
+                self.host.note(f"files of the topic log cannot be tidied up: {error}")
+            log.finish(job, failed)
 
     def next_deadline(self) -> float:
-        return self.engine.next_deadline() if self.open else float("inf")
+        if not self.open:
+            return float("inf")
+        deadline = self.engine.next_deadline()
+        return deadline if self.keeper is None else min(deadline, self._tidy_at)
