@@ -20,7 +20,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-_JAVA_WHY = "The collector with the least memory and threads; IPv4. Yours are added after these."
+_JAVA_WHY = "The collector with the least memory and threads. Yours are added after it."
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("spark.ui.enabled", "false", "Saves a web server, threads and a second of start-up; progress is in the terminal."),
+    Setting("spark.ui.enabled", "false", "Saves a web server, its port and its threads; progress is in the terminal."),
     Setting("spark.ui.showConsoleProgress", "false", "Spark's bar would write into ours."),
     Setting("spark.driver.memory", DRIVER_MEMORY, "The JVM's heap; in local mode all work happens in it. `--driver-memory`."),
     Setting("spark.driver.host", "127.0.0.1", "Nothing listens beyond this machine, whatever its name resolves to.", True),
@@ -55,12 +55,12 @@ SETTINGS = (
     Setting(
         "spark.sql.streaming.checkpoint.fileChecksum.enabled",
         "false",
-        "Half the files per micro-batch. Given up: Spark noticing that two queries share a checkpoint.",
+        "No checksum file beside every file. Given up: Spark noticing that two queries share a checkpoint.",
         True,
     ),
 )
 
-JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true")
+JAVA_OPTIONS = ("-XX:+UseSerialGC",)
 """Options of the driver's JVM: the collector with the least memory and threads for heaps of a few gigabytes."""
 
 

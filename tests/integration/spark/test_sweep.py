@@ -14,6 +14,7 @@ from nearcast.errors import PipelineError
 from nearcast.pipeline import sweep as job
 from nearcast.pipeline.progress import Silent
 from nearcast.pipeline.sweep import sweep
+from nearcast.pipeline.sweep_points import Grid
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -148,7 +149,7 @@ def test_a_function_that_does_not_travel_is_one_clear_failure(spark: SparkSessio
 
 
 def test_simulated_scenarios(spark: SparkSession, tmp_path: Path) -> None:
-    grid = {"scenario": ["mqtt"], "duration_s": [30], "brokers.0.durable": [True]}
+    grid: Grid = {"scenario": ["mqtt"], "duration_s": [30], "brokers.0.durable": [True]}
     frame = sweep(spark, "nearcast.experiments.sweeping:simulate", grid, [7])
     (row,) = frame.collect()
     assert row.error_message is None

@@ -12,7 +12,7 @@ from nearcast.errors import PipelineError, TopicUnknown
 from nearcast.pipeline.failures import in_one_line, whole_story
 
 WORKER = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to stage failure: Task 0 in
-stage 1.0 failed 1 times, most recent failure: Lost task 0.0: org.apache.spark.api.python.PythonException: Traceback (most recent
+stage 1.0 failed 1 times, most recent failure: Lost task: org.apache.spark.api.python.PythonException: Traceback (most recent
 call last):
   File "/opt/pyspark/worker.py", line 1984, in main
     process()

