@@ -202,8 +202,13 @@ class JsonDisplay:
     def _emit(self, event: str, **facts: object) -> None:
         text = json.dumps({"event": event, **_plain(facts)}, default=str, ensure_ascii=False)
         with self._lock:
-            self._out.write(f"{text}\n")
-            self._out.flush()
+            try:
+                self._out.write(f"{text}\n")
+                self._out.flush()
+            except BrokenPipeError:
+                # The reader left. The main thread ends the job for it; the job's own thread would only fail.
+                if threading.current_thread() is threading.main_thread():
+                    raise
 
 
 def _fields(value: Any) -> dict[str, object]:

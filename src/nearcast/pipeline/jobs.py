@@ -6,8 +6,9 @@ A job is a module with
   ``--max-rows 5``, a ``bool`` is a switch, a ``tuple[str, ...]`` may be given several times. The field's
   ``msgspec.Meta(description=...)`` is its help; ``Meta(extra={"argument": True})`` makes it positional, and
   ``extra={"metavar": "DIR", "short": "o"}`` names its value and a short form;
-- ``run(spark, options, progress)``: does the work; what it returns (a mapping, or None) is shown at the end. A streaming job
-  starts its queries, then calls :func:`nearcast.pipeline.queries.await_queries`;
+- ``run(spark, options, progress)``: does the work; what it returns (a mapping, or None) is shown at the end, and an entry
+  ``failed`` above 0 makes the exit code 1. A streaming job starts its queries, then calls
+  :func:`nearcast.pipeline.queries.await_queries`;
 - if it wants: ``check(options)``, which raises before a JVM is started, and ``settings(options)``, Spark settings of its own.
 
 The module's docstring starts with the line that ``nearcast pipeline list`` shows.

@@ -12,6 +12,7 @@ import logging
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
+_STOP_SECONDS = 30.0
 
 _LOGGING = """\
 rootLogger.level = warn
@@ -127,13 +129,21 @@ def stop_session(session: SparkSession) -> None:
     directory = _directories.pop(id(context), None)
     if directory is None:
         return
+    # In a thread, for a JVM that hangs does not answer; it is ended below in any case.
+    stopping = threading.Thread(target=_stop, args=(session,), name="stopping", daemon=True)
+    stopping.start()
     try:
-        session.stop()
-    except Exception:  # noqa: BLE001, S110  # a JVM that died or hangs cannot be asked; it is ended below
-        pass
+        stopping.join(_STOP_SECONDS)
     finally:
         _end_jvm()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _stop(session: SparkSession) -> None:
+    try:
+        session.stop()
+    except Exception:  # noqa: BLE001, S110  # a JVM that died cannot be asked
+        pass
 
 
 def _end_jvm() -> None:
