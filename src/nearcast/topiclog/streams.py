@@ -63,6 +63,8 @@ class ReadStream:
         self._looked_at = 0
         """The number of the last topic that was compared with the filters."""
         self._last_at_opening = log.last_number()
+        self._position_at_opening = log.committed_position
+        """Topics above that number have all of their records behind this position, also those that come during the opening."""
         self._gaps: list[wire.Gap] = []
         self._cursor = -1
         """Where in the log it is; -1 for a stream that goes along one topic's index."""
@@ -110,6 +112,8 @@ class ReadStream:
         if may_grow or len(self._topics) > 1 or (asked.follow and asked.end_time_us is not None):
             positions = [log.position_of(topic, self._next[number]) for number, topic in self._topics.items()]
             self._cursor = min(positions, default=log.committed_position)
+            if may_grow:
+                self._cursor = min(self._cursor, self._position_at_opening)
 
     def _add(self, topics: list[Topic]) -> list[wire.Name]:
         asked = self._asked
@@ -194,14 +198,19 @@ class ReadStream:
 
     def _scan(self, max_bytes: int) -> Extents | None:
         log = self._log
-        if self._cursor >= log.committed_position or self._over:
+        if self._cursor >= log.committed_position or self._over or self._unlooked:
             return None
         return log.scan(self._wanted, self._cursor, max_bytes)
 
     @property
+    def _unlooked(self) -> bool:
+        """Whether topics appeared that :meth:`look` has not come to: nothing may be read past them."""
+        return self._asked.follow and self._looked_at < self._log.last_number()
+
+    @property
     def waiting(self) -> bool:
         """Whether there is nothing to do before more is committed."""
-        if self.finished:
+        if self.finished or self._unlooked:
             return False
         log = self._log
         if self._cursor >= 0:
