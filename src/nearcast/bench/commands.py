@@ -132,6 +132,48 @@ def _print_load(result: LoadResult) -> None:
         console.print(f"generator idle {result.generator_idle:.0%} of the time")
 
 
+_SPARK_BARS = {
+    "batch_rows_per_second": (">=", 1_000_000.0),
+    "times_row_yielding": (">=", 4.0),
+    "stream_delay_median_ms": ("<", 300.0),
+}
+"""What reading topics with Spark is held to, on two cores."""
+
+
+@app.command()
+def spark(
+    rows: Annotated[int, typer.Option(min=0, help="Rows of the batch read; 0 leaves it out.")] = 2_000_000,
+    single_rows: Annotated[int, typer.Option(min=1, help="Rows that are published one by one for it.")] = 500_000,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "--duration", "-d", min=0, help="Measured interval of the stream; 0 leaves it out.")
+    ] = 20.0,
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Where to write the figures as JSON.")] = None,
+) -> None:
+    """Measure Spark reading topics of a broker on this machine: rows a second, and the delay of a stream."""
+    settings = {"rows": rows, "single_rows": single_rows, "stream_seconds": seconds}
+    command = [sys.executable, "-m", "nearcast.pipeline.benchmark", msgspec.json.encode(settings).decode()]
+    console = Console(highlight=False)
+    with _plain_errors():
+        warning = busy_machine()
+        if warning:
+            console.print(f"[yellow]note:[/] {warning}")
+        # A process of its own: Spark is an extra, and this package measures brokers without it.
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise typer.Exit(1)
+        figures = msgspec.json.decode(done.stdout, type=dict[str, float])
+        for name, figure in figures.items():
+            relation, bar = _SPARK_BARS.get(name, ("", 0.0))
+            met = figure >= bar if relation == ">=" else figure < bar
+            verdict = (
+                f"  [{'green' if met else 'red'}]{'meets' if met else 'misses'} {relation} {bar:,.0f}[/]" if relation else ""
+            )
+            console.print(f"{name:36} {figure:>14,.1f}{verdict}")
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_bytes(msgspec.json.encode(figures))
+
+
 @app.command()
 def compare(
     only: Annotated[

@@ -42,11 +42,11 @@ class LogBroker(NearcastBroker):
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that all Spark tests share. They must not stop it, nor leave streaming queries or settings behind."""
-    from nearcast.pipeline.session import build_session
+    from nearcast.pipeline.session import build_session, stop_session
 
     session = build_session("nearcast tests", master="local[2]")
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture(autouse=True)

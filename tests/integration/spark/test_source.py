@@ -187,7 +187,7 @@ def test_what_retention_removed_is_told(spark: SparkSession, own_broker: Callabl
             topics.publish("kept", str(number))
         wait_for("retention", lambda: topics.topics("kept")[0].first_index == 21)
     asked = spark.read.format("nearcast").option("url", broker.bulk_url).option("startingOffsets", '{"kept": 1}')
-    with pytest.raises(PySparkException, match="topic 'kept' has no record 1: .* the oldest there is 21"):
+    with pytest.raises(PySparkException, match=r"topic 'kept' has no record 1: .* the oldest there is 21"):
         asked.load("kept").collect()
     assert found(asked.option("failOnDataLoss", "false").load("kept")) == [("kept", index, index) for index in range(21, 31)]
 
