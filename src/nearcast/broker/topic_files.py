@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,8 @@ _PARTIAL = ".partial"
 _IOV_MAX = 1_024
 _JOINED_BYTES = 4_096
 """Pieces smaller than this on average are joined before they are written: a copy costs less than a long list."""
+_MAX_OPEN = 128
+"""Files that are kept open, beside those that somebody reads."""
 _READERS = 4
 """Threads that read what is not in memory."""
 
@@ -55,7 +58,9 @@ class TopicFiles:
         self.unsynced = False
         self._active: _File | None = None
         self._size = 0
+        # Open files, those used last at the end. Threads read, too.
         self._open: dict[str, _File] = {}
+        self._opening = threading.Lock()
         # Files before the active one that no flush has covered yet, and whether the directory changed since the last.
         self._retired: list[_File] = []
         self._names_changed = False
@@ -140,7 +145,8 @@ class TopicFiles:
         if self._active is not None:
             self._retired.append(self._active)
         self._active = file
-        self._open[file.name] = file
+        with self._opening:
+            self._open[file.name] = file
         self._size = size
         self._names_changed = True
         self.unsynced = True
@@ -163,14 +169,14 @@ class TopicFiles:
         self._size += size
         self.unsynced = True
 
-    def put(self, name: str, pieces: list[bytes], flush: bool) -> None:
+    def put(self, name: str, pieces: Iterable[bytes], flush: bool) -> None:
         partial = self.path(name + _PARTIAL)
         with self._failing("cannot be written", name):
             try:
                 descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                 try:
-                    for begin in range(0, len(pieces), _IOV_MAX):
-                        _write_fully(descriptor, pieces[begin : begin + _IOV_MAX])
+                    for piece in pieces:
+                        _write_fully(descriptor, [piece])
                     if flush:
                         os.fdatasync(descriptor)
                 finally:
@@ -182,10 +188,10 @@ class TopicFiles:
                 with contextlib.suppress(OSError):
                     os.unlink(partial)
                 raise
-        self._open.pop(name, None)
+        self._forget(name)
 
     def remove(self, name: str) -> None:
-        self._open.pop(name, None)
+        self._forget(name)
         with self._failing("cannot be removed", name), contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(name))
 
@@ -210,10 +216,18 @@ class TopicFiles:
     # --- helpers --------------------------------------------------------------------------------------------------------
 
     def _file(self, name: str) -> _File:
-        found = self._open.get(name)
-        if found is None:
-            found = self._open[name] = _File(name, os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC))
-        return found
+        with self._opening:
+            found = self._open.pop(name, None)
+            if found is None:
+                found = _File(name, os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC))
+                while len(self._open) >= _MAX_OPEN:
+                    del self._open[next(iter(self._open))]
+            self._open[name] = found
+            return found
+
+    def _forget(self, name: str) -> None:
+        with self._opening:
+            self._open.pop(name, None)
 
     @staticmethod
     def _sync_directory(directory: Path) -> None:

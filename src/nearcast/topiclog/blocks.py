@@ -24,6 +24,8 @@ Other kinds use the same header with a count of 0 and one offset of 0; their bod
   records below it were removed, even where a file still has them.
 - MARK: who wrote the GROUPED blocks right before it, and how far it has come (:class:`nearcast.topiclog.marks.Mark`, as
   MessagePack). GROUPED blocks that no MARK follows do not exist: together they are there or not.
+- LINK: first in every segment but the log's first: ``first_index`` is the size that the segment before had when this one was
+  begun. A file system may keep the end of one file in a power cut and lose that of another.
 
 This module knows bytes; it knows no files, no topics' state, and no clock.
 """
@@ -44,10 +46,13 @@ HEADER: Final = struct.Struct("<IIBBHIQqII")
 HEADER_BYTES: Final = 40
 CHECKED_FROM: Final = 8
 """What the checksum does not cover."""
+TIME_AT: Final = 24
+"""Where in a block its time stands."""
 
 RECORDS: Final = 1
 TOPIC: Final = 2
 MARK: Final = 3
+LINK: Final = 4
 
 QOS_MASK: Final = 0x03
 RETAIN: Final = 0x04

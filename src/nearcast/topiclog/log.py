@@ -11,13 +11,17 @@ III-D). Appending and committing are apart, and only what is committed exists fo
 A position is a number that only grows: the segment's in the upper 32 bits, and the offset that a block had there when it was
 written. ``cut`` drops what was written and never committed, which a replica needs when another one's log wins.
 
-All calls come from one thread. This module knows neither disks, nor clocks, nor who reads.
+Work that takes long comes as jobs, for a thread::
+
+    job = collect(now_us)                 topics lose what their retention says; what is to do about the files?
+    job.run()                             anywhere
+    finish(job)
+
+All other calls come from one thread. This module knows neither disks, nor clocks, nor who reads.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -25,112 +29,40 @@ from typing import Final
 from mypy_extensions import i64
 
 from nearcast.config import Retention
-from nearcast.errors import LocalProtocolError, RecordUnavailable, StorageCorrupt
-from nearcast.topiclog import blocks
-from nearcast.topiclog.batches import Block, Record
-from nearcast.topiclog.blocks import FLOOR, GROUPED, MARK, RECORDS, SEGMENT_HEADER, TOPIC, encode_into
+from nearcast.errors import LocalProtocolError, StorageCorrupt
+from nearcast.topiclog import reading, retention
+from nearcast.topiclog.batches import Record
+from nearcast.topiclog.blocks import FLOOR, GROUPED, LINK, MARK, RECORDS, SEGMENT_HEADER, TOPIC, encode_into
+from nearcast.topiclog.catalog import OFFSET_BITS, OFFSET_MASK, Catalog
+from nearcast.topiclog.jobs import Job, Remove, Rewrite, Seal
 from nearcast.topiclog.marks import Mark, encode_mark
+from nearcast.topiclog.recovery import Recovery
 from nearcast.topiclog.runs import RUN_BYTES, Runs
-from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment, check_version, log_name, parse_log_name, scan
+from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment, index_name, log_name
 from nearcast.topiclog.storage import Storage
+from nearcast.topiclog.topics import NO_RETENTION, Extents, Topic
 
-OFFSET_BITS: Final = 32
-OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
-MAX_WALK: Final = 65_536
-"""Runs that one scan looks at before it hands over to whoever waits."""
-DAMAGED: Final = ".damaged"
-MAX_DAMAGED_FILES: Final = 3
-"""Pieces of damaged files that are kept for whoever wants to look."""
+__all__ = ["Extents", "Job", "Record", "Topic", "TopicLog"]
 
-_NO_RETENTION: Final = Retention()
-
-
-class Topic:
-    """One topic of the log. Its records are ``first_index`` .. ``committed_index`` - 1; beyond, up to ``next_index``, they are
-    not committed yet."""
-
-    def __init__(self, name: bytes, number: int) -> None:
-        self.name = name
-        self.number = number
-        self.first_index: int = 1
-        self.next_index: int = 1
-        self.committed_index: int = 1
-        self.bytes: i64 = 0
-        self.first_time_us: i64 = 0
-        self.last_time_us: i64 = 0
-        self.retention: Retention = _NO_RETENTION
-        # The segments that have records of it, and the first index in each.
-        self.places: list[Segment] = []
-        self.place_firsts: array[int] = array("Q")
-        # What is gathered and not written yet.
-        self.declared_in: i64 = -1
-        self.touched = False
-        self.saved_next: int = 1
-        self.saved_declared: i64 = -1
-
-    def text(self) -> str:
-        """The name in front of people."""
-        return self.name.decode("utf-8", "replace")
-
-
-class Extents:
-    """Whole blocks, where they lie: ``pieces`` of (file, offset, size), in order.
-
-    The first and last block may hold records beyond what was asked for, which the reader leaves out. ``next_index`` (of a
-    read) or ``cursor`` (of a scan) is where to go on.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self.pieces: list[tuple[str, int, int]] = []
-        self._segments: list[Segment] = []
-        self.bytes: int = 0
-        self.next_index: int = 0
-        self.cursor: int = 0
-        self._end: i64 = -1
-
-    def add(self, segment: Segment, offset: i64, size: i64) -> None:
-        """One more stretch of blocks."""
-        self.bytes += size
-        if offset == self._end and self._segments[-1] is segment:
-            name, begin, before = self.pieces[-1]
-            self.pieces[-1] = (name, begin, before + size)
-        else:
-            self.pieces.append((segment.name, offset, size))
-            self._segments.append(segment)
-        self._end = offset + size
-
-    def views(self) -> list[memoryview]:
-        """The blocks without a copy. What is not in memory is read from the disk as it is touched."""
-        found: list[memoryview] = []
-        for segment, (_, offset, size) in zip(self._segments, self.pieces, strict=True):
-            end = offset + size
-            if len(segment.view) < end:
-                segment.view = self._storage.view(segment.name, end)
-            found.append(segment.view[offset:end])
-        return found
-
-    def gather(self) -> memoryview:
-        """The blocks in one piece: a view if they lie in one, a copy if not."""
-        views = self.views()
-        return views[0] if len(views) == 1 else memoryview(b"".join(views))
+LOOKED_AT: Final = 1_000
+"""Topics whose retention one step looks at."""
+MOVED: Final = 100
+"""Topics that one step takes something away from: each may cost a read of the disk."""
 
 
 class _Entry:
     """Adjacent blocks of one topic that are gathered, or the name of one."""
 
-    def __init__(
-        self, topic: Topic, offset: i64, size: i64, first: int, count: i64, first_time_us: i64, declares: bool, floor: int
-    ) -> None:
+    def __init__(self, topic: Topic, offset: i64, size: i64, first: int, count: i64, time_us: i64) -> None:
         self.topic = topic
         self.offset: i64 = offset
         self.size: i64 = size
         self.first = first
         self.count: i64 = count
-        self.first_time_us: i64 = first_time_us
-        self.last_time_us: i64 = first_time_us
-        self.declares = declares
-        self.floor = floor
+        self.first_time_us: i64 = time_us
+        self.last_time_us: i64 = time_us
+        self.declares = False
+        self.floor = 0
 
 
 class _Written:
@@ -144,26 +76,19 @@ class _Written:
 
 
 class TopicLog:
-    """See the module. ``damage`` lists what recovery found broken."""
+    """See the module."""
 
     def __init__(self, storage: Storage, segment_bytes: int, max_topics: int) -> None:
-        self.damage: list[StorageCorrupt] = []
-        self.topics: dict[bytes, Topic] = {}
         self.marks: dict[str, Mark] = {}
         """The latest committed mark of each producer."""
         self.on_commit: Callable[[], None] | None = None
         """Called after every commit that made something visible."""
-        self.recovered_marks: list[tuple[int, Mark]] = []
-        """(position, mark) of all marks in the segment that grew last, as recovery found them."""
-        self.committed_position: int = 0
         self.written_position: int = 0
         self._storage = storage
+        self._catalog = Catalog(storage)
         self._segment_bytes: i64 = segment_bytes
         self._max_topics: i64 = max_topics
-        self._numbered: dict[int, Topic] = {}
-        self._next_number: int = 1
-        self._segments: list[Segment] = []
-        self._sequences: list[int] = []
+        self._last_number: int = 0
         self._runs = Runs()
         self._time_us: i64 = 0
         self._latest_marks: dict[str, Mark] = {}
@@ -177,143 +102,98 @@ class TopicLog:
         self._rolling = False
         self._sequence: i64 = 0
         self._uncommitted: deque[_Written] = deque()
+        # Retention and jobs.
+        self._round: list[Topic] = []
+        self._job: Job | None = None
+        self._garbage: list[str] = []
+        """Files of segments that are not part of the log any more."""
 
-    # --- opening --------------------------------------------------------------------------------------------------------
+    @property
+    def topics(self) -> dict[bytes, Topic]:
+        """All topics, by name."""
+        return self._catalog.topics
+
+    @property
+    def damage(self) -> list[StorageCorrupt]:
+        """What recovery and readers found broken."""
+        return self._catalog.damage
+
+    @damage.setter
+    def damage(self, damage: list[StorageCorrupt]) -> None:
+        self._catalog.damage = damage
+
+    @property
+    def committed_position(self) -> int:
+        """Up to where readers see."""
+        return self._catalog.committed_position
+
+    @property
+    def segment_count(self) -> int:
+        """Files of the log."""
+        return len(self._catalog.segments)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Their size, without index files."""
+        return sum([segment.size for segment in self._catalog.segments])
 
     def recover(self) -> None:
-        """Read what the storage holds. All of it counts as committed: the owner flushes it before readers come."""
-        storage = self._storage
-        found = self._find_segments()
-        for sequence, generation in found:
-            check_version(storage, log_name(sequence, generation))
-        self._forget_all()
-        for at in range(len(found)):
-            sequence, generation = found[at]
-            name = log_name(sequence, generation)
-            is_last = at == len(found) - 1
-            scanned = scan(storage, name, is_last=is_last)
-            segment = Segment(sequence, generation, scanned.end, scanned.runs)
-            self.damage.extend(scanned.damage)
-            if is_last:
-                self._resume(segment, scanned.damage)
-                self._runs = scanned.runs
-                base = segment.sequence << OFFSET_BITS
-                self.recovered_marks = [(base + offset, mark) for offset, mark in scanned.marks]
-            for _, mark in scanned.marks:
-                if mark.producer:
-                    self._latest_marks[mark.producer] = mark
-            self._time_us = max(self._time_us, scanned.last_time_us)
-            self._add_segment(segment)
-        if not found:
-            self._start(1)
-        self._register_topics()
-        self.marks = dict(self._latest_marks)
-        last = self._segments[-1]
-        self._sequence = last.sequence
-        self.written_position = self.committed_position = (last.sequence << OFFSET_BITS) + last.size
+        """Read what the storage holds. All of it counts as committed: the owner flushes it before readers come.
 
-    def _find_segments(self) -> list[tuple[int, int]]:
-        """The files of the log, oldest first. Of a segment that was written anew, the newest one counts."""
-        newest: dict[int, int] = {}
-        for name in self._storage.names():
-            parsed = parse_log_name(name)
-            if parsed is not None:
-                newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], 0))
-        return sorted(newest.items())
-
-    def _forget_all(self) -> None:
-        for topic in self.topics.values():
-            topic.places = []
-            topic.place_firsts = array("Q")
-            topic.declared_in = -1
-            topic.touched = False
-            topic.bytes = 0
-            topic.first_index = topic.next_index = topic.committed_index = 1
-        self._numbered = {}
-        self._segments = []
-        self._sequences = []
-        self._latest_marks = {}
-        self._uncommitted.clear()
+        :class:`StorageUnavailable` says that a newer version wrote it; then nothing was touched.
+        """
+        recovery = Recovery(self._catalog)
+        recovery.run()
         self._drop_gathered()
-
-    def _start(self, sequence: int) -> None:
-        """The first segment of an empty log."""
-        self._storage.create(log_name(sequence, 0))
-        self._runs = Runs()
-        self._add_segment(Segment(sequence, 0, 0, self._runs))
-
-    def _add_segment(self, segment: Segment) -> None:
-        self._segments.append(segment)
-        self._sequences.append(segment.sequence)
-
-    def _resume(self, segment: Segment, damage: list[StorageCorrupt]) -> None:
-        """Go on writing behind what is whole; the rest is kept aside."""
-        storage = self._storage
-        size = storage.size(segment.name)
-        if size > segment.size:
-            earlier = sorted(name for name in storage.names() if name.endswith(DAMAGED))
-            for name in earlier[: 1 - MAX_DAMAGED_FILES]:
-                storage.remove(name)
-            rest = storage.read(segment.name, segment.size, size - segment.size)
-            storage.put(f"{segment.name}.{segment.size}{DAMAGED}", [rest], False)
-        storage.resume(segment.name, segment.size)
-
-    def _register_topics(self) -> None:
-        known = self.topics
-        self.topics = {}
-        floors: dict[int, int] = {}
-        for segment in self._segments:
-            for part in segment.runs.parts():
-                topic = self._numbered.get(part.number)
-                if topic is None:
-                    topic = known.get(part.name)
-                    if topic is None or part.name in self.topics:
-                        topic = Topic(part.name, part.number)
-                    topic.number = part.number
-                    topic.next_index = part.first
-                    self._numbered[part.number] = topic
-                    self.topics[part.name] = topic
-                floors[part.number] = max(floors.get(part.number, 0), part.floor)
-                if part.next > part.first:
-                    topic.places.append(segment)
-                    topic.place_firsts.append(part.first)
-                    topic.last_time_us = part.last_time_us
-                topic.next_index = max(topic.next_index, part.next)
-                self._next_number = max(self._next_number, part.number + 1)
-        active = self._segments[-1]
-        for part in active.runs.parts():
-            self._numbered[part.number].declared_in = active.sequence
-        for topic in list(self._numbered.values()):
-            first = topic.place_firsts[0] if topic.places else topic.next_index
-            topic.first_index = first
-            for segment in topic.places:
-                held = segment.runs.need(topic.number)
-                topic.bytes += held.bytes
-                segment.live_bytes += held.bytes
-                if topic.first_index == held.first:
-                    topic.first_time_us = held.first_time_us
-            topic.committed_index = topic.next_index
+        self._touched = []
+        self._uncommitted.clear()
+        self._round = []
+        self._job = None
+        self._garbage = []  # files that are still there are part of the log again
+        self._runs = recovery.runs
+        self._time_us = max(self._time_us, recovery.last_time_us)
+        self._latest_marks = recovery.marks
+        self.marks = dict(recovery.marks)
+        self._last_number = max(self._last_number, recovery.last_number)
+        last = self._catalog.segments[-1]
+        self._sequence = last.sequence
+        self.written_position = self._catalog.committed_position = (last.sequence << OFFSET_BITS) + last.size
 
     # --- topics ---------------------------------------------------------------------------------------------------------
 
     def topic(self, name: bytes, create: bool = True) -> Topic | None:
         """The topic of this name. A new one if asked for, or None when there are as many as there may be."""
-        found = self.topics.get(name)
-        if found is not None or not create or len(self.topics) >= self._max_topics:
+        topics = self._catalog.topics
+        found = topics.get(name)
+        if found is not None or not create or len(topics) >= self._max_topics:
             return found
-        topic = Topic(name, self._next_number)
-        self._next_number += 1
-        self.topics[name] = topic
-        self._numbered[topic.number] = topic
+        self._last_number += 1
+        topic = Topic(name, self._last_number)
+        topics[name] = self._catalog.numbered[topic.number] = topic
         return topic
 
     def numbered(self, number: int) -> Topic | None:
         """The topic that blocks call by this number."""
-        return self._numbered.get(number)
+        return self._catalog.numbered.get(number)
 
-    def set_retention(self, topic: Topic, retention: Retention) -> None:
+    def last_number(self) -> int:
+        """The highest number that a topic has."""
+        return self._last_number
+
+    def set_retention(self, topic: Topic, bounds: Retention) -> None:
         """How much of a topic is kept from now on."""
-        topic.retention = retention
+        topic.retention = bounds
+
+    def delete(self, topic: Topic) -> None:
+        """Gather that all records of a topic are removed. Its index goes on from where it is."""
+        self._begin()
+        self._touch(topic)
+        self._declare(topic, topic.next_index)
+
+    def forget_mark(self, producer: str) -> None:
+        """Do not repeat a producer's mark in segments to come."""
+        self._latest_marks.pop(producer, None)
+        self.marks.pop(producer, None)
 
     # --- writing --------------------------------------------------------------------------------------------------------
 
@@ -321,17 +201,15 @@ class TopicLog:
         self, topic: Topic, publisher: bytes, flags: int, properties: bytes, payloads: list[bytes], time_us: int
     ) -> int:
         """Records that share publisher, properties and arrival; returns the first one's index. Nothing is written yet."""
-        self._begin()
+        if not self._pieces:
+            self._begin()
         arrived: i64 = time_us
         if arrived < self._time_us:
             arrived = self._time_us
         else:
             self._time_us = arrived
         if not topic.touched:
-            topic.touched = True
-            topic.saved_next = topic.next_index
-            topic.saved_declared = topic.declared_in
-            self._touched.append(topic)
+            self._touch(topic)
         if topic.declared_in != self._sequence:
             self._declare(topic, 0)
         first = topic.next_index
@@ -345,17 +223,13 @@ class TopicLog:
         entries = self._entries
         if entries:
             last = entries[-1]
-            if (
-                last.topic is topic
-                and not last.declares
-                and last.offset + last.size == offset
-                and last.size + size <= RUN_BYTES
-            ):
+            adjacent = last.topic is topic and not last.declares and last.offset + last.size == offset
+            if adjacent and last.size + size <= RUN_BYTES:
                 last.size += size
                 last.count += count
                 last.last_time_us = arrived
                 return first
-        entries.append(_Entry(topic, offset, size, first, count, arrived, False, 0))
+        entries.append(_Entry(topic, offset, size, first, count, arrived))
         return first
 
     def append_mark(self, mark: Mark) -> None:
@@ -375,33 +249,30 @@ class TopicLog:
         if self._group_open:
             self._undo()
             raise LocalProtocolError("a group of blocks was not ended by a mark")
-        storage = self._storage
         try:
             if self._rolling:
-                storage.create(log_name(self._sequence, 0))
-            storage.append(self._pieces)
+                self._storage.create(log_name(self._sequence, 0))
+            self._storage.append(self._pieces)
         except BaseException:
             self._undo()
             raise
         if self._rolling:
-            self._segments[-1].marks = list(self._latest_marks.values())
-            self._runs = Runs()
-            self._add_segment(Segment(self._sequence, 0, 0, self._runs))
-        segment = self._segments[-1]
+            self._roll()
+        segment = self._catalog.segments[-1]
         self._apply(segment)
         segment.size += self._gathered_bytes
         segment.logical_size = segment.size
+        segment.last_time_us = self._time_us
         position = (segment.sequence << OFFSET_BITS) + segment.size
         self.written_position = position
         next_indexes: list[int] = []
         for topic in self._touched:
             topic.touched = False
             next_indexes.append(topic.next_index)
-        marks = self._gathered_marks
-        for mark in marks:
+        for mark in self._gathered_marks:
             if mark.producer:
                 self._latest_marks[mark.producer] = mark
-        self._uncommitted.append(_Written(position, self._touched, next_indexes, marks))
+        self._uncommitted.append(_Written(position, self._touched, next_indexes, self._gathered_marks))
         self._touched = []
         self._drop_gathered()
         return position
@@ -418,56 +289,95 @@ class TopicLog:
             for mark in written.marks:
                 if mark.producer:
                     self.marks[mark.producer] = mark
-            self.committed_position = written.position
+            self._catalog.committed_position = written.position
         if self.on_commit is not None:
             self.on_commit()
 
     def cut(self, position: int) -> None:
-        """Drop what was written after ``position``, which is not committed yet; also what is merely gathered."""
-        if position < self.committed_position:
+        """Drop what was written after ``position``, which was returned by :meth:`write` and is not before what is committed;
+        also what is merely gathered."""
+        catalog = self._catalog
+        committed = catalog.committed_position
+        if position < committed:
             raise LocalProtocolError("what is committed cannot be cut off")
+        if self._job is not None:
+            raise LocalProtocolError("finish the job first")
         self._undo()
         sequence = position >> OFFSET_BITS
-        storage = self._storage
-        for segment in reversed(self._segments):
+        for segment in reversed(catalog.segments):
+            if segment.sequence < sequence:
+                break
+            catalog.unmap(segment)
+            self._storage.remove(index_name(segment.name))
             if segment.sequence > sequence:
-                storage.remove(segment.name)
-            elif segment.sequence == sequence:
-                storage.resume(segment.name, position & OFFSET_MASK)
-                segment.view = memoryview(b"")
-        retentions = {name: topic.retention for name, topic in self.topics.items()}
-        committed = self.committed_position
-        indexes = {name: topic.committed_index for name, topic in self.topics.items()}
+                self._storage.remove(segment.name)
+            else:
+                self._storage.resume(segment.name, position & OFFSET_MASK)
+        before: dict[bytes, tuple[int, int, Retention]] = {}
+        for topic in catalog.topics.values():
+            before[topic.name] = (topic.first_index, topic.committed_index, topic.retention)
+        marks = self.marks
+        kept = [written for written in self._uncommitted if written.position <= position]
         self.recover()
-        self.committed_position = committed
-        for name, topic in self.topics.items():
-            topic.retention = retentions.get(name, _NO_RETENTION)
-            topic.committed_index = indexes.get(name, topic.first_index)
+        self._uncommitted.extend(kept)
+        self.marks = marks
+        catalog.committed_position = committed
+        for topic in catalog.topics.values():
+            first, committed_index, bounds = before.get(topic.name, (1, topic.first_index, NO_RETENTION))
+            topic.retention = bounds
+            topic.committed_index = min(committed_index, topic.next_index)
+            if first > topic.first_index:
+                retention.advance(catalog, topic, first)
 
     def _begin(self) -> None:
         """Before the first thing that is gathered: which segment it goes to, and what that one begins with."""
         if self._pieces:
             return
-        active = self._segments[-1]
+        active = self._catalog.segments[-1]
         self._rolling = active.size >= self._segment_bytes
         self._sequence = active.sequence + 1 if self._rolling else active.sequence
         if self._rolling or active.size == 0:
             self._pieces.append(SEGMENT_HEADER)
             self._gathered_bytes = SEGMENT_HEADER_BYTES
+            segments = self._catalog.segments
+            before = active if self._rolling else segments[-2] if len(segments) > 1 else None
+            if before is not None:
+                self._gathered_bytes += encode_into(self._pieces, LINK, 0, 0, before.size, self._time_us, b"", b"", [])
             for mark in self._latest_marks.values():
                 self._put_mark(mark)
 
     def _put_mark(self, mark: Mark) -> None:
         self._gathered_bytes += encode_into(self._pieces, MARK, 0, 0, 0, self._time_us, b"", encode_mark(mark), [])
 
+    def _touch(self, topic: Topic) -> None:
+        """Remember what a topic is before anything is gathered for it."""
+        if not topic.touched:
+            topic.touched = True
+            topic.saved_next = topic.next_index
+            topic.saved_declared = topic.declared_in
+            self._touched.append(topic)
+
     def _declare(self, topic: Topic, floor: int) -> None:
-        """Name a topic in the segment."""
+        """Name a topic in the segment; with a floor, its records below are removed."""
         flags = FLOOR if floor else 0
-        first = floor or topic.next_index
+        first = topic.next_index
         size: i64 = encode_into(self._pieces, TOPIC, flags, topic.number, first, self._time_us, b"", topic.name, [])
-        self._entries.append(_Entry(topic, self._gathered_bytes, size, topic.next_index, 0, 0, True, floor))
+        entry = _Entry(topic, self._gathered_bytes, size, first, 0, 0)
+        entry.declares = True
+        entry.floor = floor
+        self._entries.append(entry)
         self._gathered_bytes += size
         topic.declared_in = self._sequence
+
+    def _roll(self) -> None:
+        """What was gathered is the beginning of a new segment."""
+        before = self._catalog.segments[-1]
+        before.marks = list(self._latest_marks.values())
+        before.whole_bytes = sum([part.bytes for part in self._runs.parts()])
+        self._runs = Runs()
+        segment = Segment(self._sequence, 0)
+        segment.runs = self._runs
+        self._catalog.add(segment)
 
     def _apply(self, segment: Segment) -> None:
         """What was gathered is written: the index has it from now on."""
@@ -475,17 +385,23 @@ class TopicLog:
         runs = self._runs
         for entry in self._entries:
             topic = entry.topic
+            offset = base + entry.offset
             if entry.declares:
-                part = runs.declare(topic.number, topic.name, entry.first, base + entry.offset)
-                part.floor = max(part.floor, entry.floor)
+                part = runs.declare(topic.number, topic.name, entry.first, offset)
+                if entry.floor:
+                    part.floor = entry.floor
+                    retention.advance(self._catalog, topic, entry.floor)
                 continue
-            held = runs.need(topic.number)
-            if held.first == held.next:
+            part = runs.need(topic.number)
+            if part.first == part.next or not topic.places:
+                if not topic.places:
+                    topic.first_time_us = entry.first_time_us
+                    topic.dead_bytes = part.bytes  # of before it was deleted
+                    topic.dead_runs = len(part.postings)
+                    topic.dead_in_run = 0
                 topic.places.append(segment)
                 topic.place_firsts.append(entry.first)
-                if len(topic.places) == 1:
-                    topic.first_time_us = entry.first_time_us
-            runs.add(held, entry.first, base + entry.offset, entry.size, entry.count, entry.first_time_us, entry.last_time_us)
+            runs.add(part, entry.first, offset, entry.size, entry.count, entry.first_time_us, entry.last_time_us)
             topic.bytes += entry.size
             topic.last_time_us = entry.last_time_us
             segment.live_bytes += entry.size
@@ -511,81 +427,15 @@ class TopicLog:
 
     def get(self, topic: Topic, index: int) -> Record:
         """One record. :class:`RecordUnavailable` if it is not there, :class:`StorageCorrupt` if it is damaged."""
-        segment, run = self._find(topic, index)
-        runs = segment.runs
-        begin: i64 = runs.offsets[run]
-        size: i64 = runs.lengths[run]
-        data, at = self._bytes_at(segment, begin, size)
-        end = at + size
-        while at < end:
-            block = Block(data, at)
-            if index < block.first_index + block.count:
-                if index < block.first_index:
-                    break
-                if not block.check():
-                    raise StorageCorrupt(self._storage.path(segment.name), begin, "the checksum does not match")
-                return block.record(index - block.first_index, topic.text())
-            if block.length < blocks.HEADER_BYTES:
-                raise StorageCorrupt(self._storage.path(segment.name), begin, "no block begins here")
-            at += block.length
-            begin += block.length
-        raise self._unavailable(topic, index)
+        return reading.get(self._catalog, topic, index)
 
     def read(self, topic: Topic, start: int, end: int, max_bytes: int) -> Extents:
         """Blocks that hold the records from ``start`` on and below ``end``: about ``max_bytes``, but at least one block.
 
         ``next_index`` says where to go on; it is ``end``, or the end of what is committed, when nothing is left. Raises
-        :class:`RecordUnavailable` for a start that is not there any more or not nearly there yet.
+        :class:`RecordUnavailable` for a start that is not there any more, or beyond the end of what is committed.
         """
-        found = Extents(self._storage)
-        stop = min(end, topic.committed_index)
-        found.next_index = start
-        if start < topic.first_index or start > topic.committed_index:
-            raise self._unavailable(topic, start)
-        place: i64 = bisect_right(topic.place_firsts, start) - 1
-        if place < 0:
-            place = 0
-        limit: i64 = max_bytes
-        while found.next_index < stop and place < len(topic.places):
-            segment = topic.places[place]
-            if not self._read_part(found, segment, topic.number, stop, limit):
-                break
-            place += 1
-        else:
-            found.next_index = max(found.next_index, stop) if start < stop else start
-        return found
-
-    def _read_part(self, found: Extents, segment: Segment, number: int, stop: int, max_bytes: i64) -> bool:
-        """What one segment has of a read; False when the read is to end here."""
-        runs = segment.runs
-        runs.settle()
-        part = runs.part(number)
-        if part is None or found.next_index >= part.next:
-            return True
-        committed = self._committed_in(segment)
-        at: i64 = runs.posting_of(part, found.next_index)
-        postings = part.postings
-        count: i64 = len(postings)
-        while at < count:
-            run = postings[at]
-            first = runs.firsts[run]
-            if first >= stop:
-                break
-            offset: i64 = runs.offsets[run]
-            size: i64 = runs.lengths[run]
-            if found.bytes and found.bytes + size > max_bytes:
-                return False
-            last = first + runs.counts[run]
-            if offset + size > committed:
-                size = committed - offset
-                last = stop
-            if size <= 0:
-                return False
-            if last > found.next_index:
-                found.add(segment, offset, size)
-                found.next_index = min(last, stop)
-            at += 1
-        return True
+        return reading.read(self._catalog, topic, start, end, max_bytes)
 
     def scan(self, numbers: set[int] | None, cursor: int, max_bytes: int) -> Extents:
         """Blocks of several topics (None: all), in the order of the log, from a position on.
@@ -593,134 +443,79 @@ class TopicLog:
         There is nothing left when the ``cursor`` of what comes back is ``committed_position``; otherwise go on there, also
         when nothing came back, because a long stretch had nothing of these topics.
         """
-        found = Extents(self._storage)
-        walked: i64 = 0
-        limit: i64 = max_bytes
-        at: i64 = bisect_right(self._sequences, cursor >> OFFSET_BITS) - 1
-        begin: i64 = cursor & OFFSET_MASK
-        if at < 0 or self._sequences[at] != cursor >> OFFSET_BITS:
-            at += 1
-            begin = 0
-        while at < len(self._segments):
-            segment = self._segments[at]
-            base = segment.sequence << OFFSET_BITS
-            if base > self.committed_position:
-                break
-            committed = self._committed_in(segment)
-            runs = segment.runs
-            runs.settle()
-            run: i64 = runs.run_at(begin)
-            while run < runs.count:
-                logical: i64 = runs.logical[run]
-                offset: i64 = runs.offsets[run]
-                size: i64 = runs.lengths[run]
-                if offset >= committed:
-                    break
-                if walked >= MAX_WALK:
-                    found.cursor = base + logical
-                    return found
-                walked += 1
-                if numbers is None or runs.topics[run] in numbers:
-                    if begin > logical:
-                        offset += begin - logical
-                        size -= begin - logical
-                    if offset + size > committed:
-                        size = committed - offset
-                    if found.bytes and found.bytes + size > limit:
-                        found.cursor = base + max(logical, begin)
-                        return found
-                    if self._is_live(runs.topics[run], runs.firsts[run] + runs.counts[run]):
-                        found.add(segment, offset, size)
-                run += 1
-            at += 1
-            begin = 0
-        found.cursor = self.committed_position
-        return found
+        return reading.scan(self._catalog, numbers, cursor, max_bytes)
 
     def position_of(self, topic: Topic, index: int) -> int:
-        """The position of a record, to scan from; of the next one to come, if it is that."""
-        if index >= topic.committed_index:
-            return self.committed_position
-        segment, run = self._find(topic, max(index, topic.first_index))
-        return (segment.sequence << OFFSET_BITS) + segment.runs.logical[run]
+        """Where to scan from, to meet a record and those behind it; for one that is not committed yet, the end."""
+        return reading.position_of(self._catalog, topic, index)
 
     def index_at(self, topic: Topic, time_us: int) -> int:
         """The first index whose record came at ``time_us`` or later; of the next one to come, if none did."""
-        low: i64 = 0
-        high: i64 = len(topic.places)
-        while low < high:
-            middle = (low + high) // 2
-            part = topic.places[middle].runs.need(topic.number)
-            if part.last_time_us < time_us:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(topic.places):
-            return topic.committed_index
-        found = self._index_in(topic.places[low], topic.number, time_us)
-        return min(max(found, topic.first_index), topic.committed_index)
+        return reading.index_at(self._catalog, topic, time_us)
 
-    def _index_in(self, segment: Segment, number: int, time_us: int) -> int:
-        """The first index in a segment that came at a time or later; the segment has one."""
-        runs = segment.runs
-        runs.settle()
-        part = runs.need(number)
-        postings = part.postings
-        low: i64 = 0
-        high: i64 = len(postings)
-        while low < high:  # the first run that begins at that time or later
-            middle = (low + high) // 2
-            data, at = self._bytes_at(segment, runs.offsets[postings[middle]], blocks.HEADER_BYTES + 4)
-            if Block(data, at).time_us < time_us:
-                low = middle + 1
-            else:
-                high = middle
-        if low == 0:
-            return part.first
-        # It may lie inside the run before.
-        run = postings[low - 1]
-        size: i64 = runs.lengths[run]
-        data, at = self._bytes_at(segment, runs.offsets[run], size)
-        end = at + size
-        while at < end:
-            block = Block(data, at)
-            if block.time_us >= time_us:
-                return block.first_index
-            at += max(block.length, 8)
-        return int(runs.firsts[run] + runs.counts[run])
+    # --- retention ------------------------------------------------------------------------------------------------------
 
-    def _find(self, topic: Topic, index: int) -> tuple[Segment, int]:
-        """Segment and run with a committed record."""
-        if index < topic.first_index or index >= topic.committed_index or not topic.places:
-            raise self._unavailable(topic, index)
-        place = bisect_right(topic.place_firsts, index) - 1
-        segment = topic.places[place]
-        runs = segment.runs
-        runs.settle()
-        part = runs.part(topic.number)
-        if part is None or index >= part.next:
-            raise self._unavailable(topic, index)
-        return segment, part.postings[runs.posting_of(part, index)]
+    def collect(self, now_us: int) -> Job | None:
+        """A step: some topics lose what their retention says. Returns what is to be done about the files, if there is
+        something and nothing is being done already; call :meth:`finish` when it is."""
+        if not self._round:
+            self._round = list(self._catalog.topics.values())
+        moved: i64 = 0
+        looked: i64 = 0
+        while self._round and looked < LOOKED_AT and moved < MOVED:
+            topic = self._round.pop()
+            looked += 1
+            # Bounds that say nothing are the rule where there are many topics.
+            if topic.retention is not NO_RETENTION and self._catalog.numbered.get(topic.number) is topic:
+                try:
+                    moved += retention.apply_bounds(self._catalog, topic, now_us)
+                except StorageCorrupt as damage:
+                    self._catalog.damage.append(damage)
+        if self._job is None:
+            self._job = self._next_job()
+            return self._job
+        return None
 
-    def _bytes_at(self, segment: Segment, offset: i64, size: i64) -> tuple[memoryview, i64]:
-        """Bytes of a segment, and where in them the asked for begin."""
-        if len(segment.view) >= offset + size:
-            return segment.view, offset
-        if segment is self._segments[-1]:
-            # Mapping it again after every append would cost more than this copy.
-            return memoryview(self._storage.read(segment.name, offset, size)), 0
-        segment.view = self._storage.view(segment.name, segment.size)
-        return segment.view, offset
+    def _next_job(self) -> Job | None:
+        catalog = self._catalog
+        committed = catalog.committed_position >> OFFSET_BITS
+        if not catalog.committed_position & OFFSET_MASK:
+            committed -= 1  # the marks that the newest segment repeats are not on disk yet
+        storage = self._storage
+        for segment in catalog.segments:
+            if segment.sequence >= committed:
+                break
+            if segment.live_bytes == 0:
+                self._drop(segment)
+                break
+            if not segment.has_index:
+                return Seal(storage, segment, catalog.runs_of(segment))
+            if retention.is_mostly_dead(segment):
+                return Rewrite(storage, segment, catalog.runs_of(segment), retention.floors_of(catalog, segment))
+        return Remove(storage, self._garbage) if self._garbage else None
 
-    def _committed_in(self, segment: Segment) -> i64:
-        """How much of a segment's file readers may see."""
-        if segment.sequence != self.committed_position >> OFFSET_BITS:
-            return segment.size if segment.sequence < self.committed_position >> OFFSET_BITS else 0
-        return self.committed_position & OFFSET_MASK
+    def _drop(self, segment: Segment) -> None:
+        """Nobody will read a segment any more."""
+        catalog = self._catalog
+        numbers = [part.number for part in catalog.runs_of(segment).parts()]
+        catalog.drop(segment)
+        self._garbage.append(segment.name)
+        for number in numbers:
+            topic = catalog.numbered.get(number)
+            # A topic that was deleted is forgotten when no file names it any more.
+            if topic is not None and not topic.places and not topic.touched and topic.declared_in <= segment.sequence:
+                del catalog.numbered[number]
+                del catalog.topics[topic.name]
 
-    def _is_live(self, number: int, end_index: int) -> bool:
-        topic = self._numbered.get(number)
-        return topic is not None and end_index > topic.first_index
-
-    def _unavailable(self, topic: Topic, index: int) -> RecordUnavailable:
-        return RecordUnavailable(topic.text(), index, topic.first_index, topic.committed_index)
+    def finish(self, job: Job, failed: bool = False) -> None:
+        """A job was run. One that failed is tried again later."""
+        self._job = None
+        if failed:
+            return
+        if isinstance(job, Seal):
+            self._catalog.sealed(job.segment)
+        elif isinstance(job, Remove):
+            self._garbage = [name for name in self._garbage if name not in job.names]
+        elif isinstance(job, Rewrite):
+            self._garbage.append(job.segment.name)
+            retention.replace(self._catalog, job)

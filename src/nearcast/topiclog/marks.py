@@ -32,9 +32,6 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     packet_ids: tuple[int, ...] = ()
     """Their packet identifiers, in order."""
 
-    time_us: int = 0
-    """When the group was taken; filled in by the log."""
-
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Mark)

@@ -36,6 +36,8 @@ class Part:
         self.bytes: i64 = 0
         self.first_time_us: i64 = 0
         self.last_time_us: i64 = 0
+        self.postings_at: int = 0
+        self.postings_count: int = 0
         self.postings: Sequence[int] = _EMPTY
         """The topic's runs, by number."""
         self.growing: array[int] | None = None
@@ -162,6 +164,17 @@ class Runs(RunColumns):
         part.next = first + count
         part.bytes += size
         part.last_time_us = last_time_us
+
+    def add_run(
+        self, part: Part, first: int, offset: int, length: int, count: int, first_time_us: int, last_time_us: int
+    ) -> None:
+        """The same, as a run of its own."""
+        self._end = -1
+        self.add(part, first, offset, length, count, first_time_us, last_time_us)
+
+    def set_logical(self, logical: list[int]) -> None:
+        """The runs stand elsewhere than where they were written."""
+        self.logical = array("I", logical)
 
     def settle(self) -> None:
         if self._topic >= 0:

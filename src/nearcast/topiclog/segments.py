@@ -19,6 +19,7 @@ from nearcast.topiclog.blocks import (
     GROUPED,
     HEADER,
     HEADER_BYTES,
+    LINK,
     MARK,
     RECORDS,
     SEGMENT_HEADER,
@@ -63,22 +64,29 @@ def check_version(storage: Storage, name: str) -> None:
 
 
 class Segment:
-    """One file of the log. ``size`` is how much of it is written, ``live_bytes`` how much of that a reader may still want."""
+    """One file of the log."""
 
-    def __init__(self, sequence: int, generation: int, size: int, runs: RunColumns) -> None:
+    def __init__(self, sequence: int, generation: int) -> None:
         self.sequence = sequence
         self.generation = generation
         self.name = log_name(sequence, generation)
-        self.size: i64 = size
-        self.logical_size: i64 = size
-        """Where the next segment's positions take over; more than ``size`` once it was written anew."""
-        self.runs = runs
+        self.size: i64 = 0
+        """How much of the file is written."""
+        self.logical_size: i64 = 0
+        """Where its positions end: more than ``size`` once it was written anew."""
+        self.last_time_us: i64 = 0
+        """Of its youngest block."""
         self.live_bytes: i64 = 0
+        """Bytes of blocks that a reader may still want."""
+        self.whole_bytes: i64 = 0
+        """What ``live_bytes`` was when the file was written."""
         self.marks: list[Mark] = []
         """Marks to remember, as they stood at its end."""
-        self.busy = False
-        """A job is about to replace it."""
-        self.view: memoryview = memoryview(b"")
+        self.runs: RunColumns | None = None
+        """In memory, or mapped while it is in use."""
+        self.has_index = False
+        """Whether there is an index file, so that ``runs`` can be let go."""
+        self.view = memoryview(b"")
 
 
 class Scanned:
@@ -97,9 +105,9 @@ class Scanned:
 class _Group:
     """Blocks that wait for their mark."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_used: bool) -> None:
+        self.is_used = is_used
         self.blocks: list[tuple[Part, int, int, int, int, int]] = []
-        self.begin = 0
 
 
 def scan(storage: Storage, name: str, *, is_last: bool) -> Scanned:
@@ -117,7 +125,9 @@ def scan(storage: Storage, name: str, *, is_last: bool) -> Scanned:
         return found
     offset: i64 = SEGMENT_HEADER_BYTES
     found.end = SEGMENT_HEADER_BYTES
-    group = _Group()
+    parsed = parse_log_name(name)
+    # Whoever wrote a segment anew took whole groups, and no marks.
+    group = _Group(parsed is None or parsed[1] == 0)
     while offset < size:
         problem = _problem_at(view, offset, size)
         if problem:
@@ -132,6 +142,8 @@ def scan(storage: Storage, name: str, *, is_last: bool) -> Scanned:
         if not group.blocks:
             found.end = offset
     if is_last:
+        if found.end == SEGMENT_HEADER_BYTES:
+            found.end = 0  # a beginning that is not whole is written again
         found.runs.forget_from(found.end)
     return found
 
@@ -183,9 +195,7 @@ def _take(found: Scanned, group: _Group, view: memoryview, offset: i64, path: st
         part = runs.part(number)
         if part is None:
             found.damage.append(StorageCorrupt(path, offset, f"topic {number} was not named before"))
-        elif flags & GROUPED:
-            if not group.blocks:
-                group.begin = offset
+        elif flags & GROUPED and group.is_used:
             group.blocks.append((part, first, offset, length, count, time_us))
         else:
             group.blocks.clear()
@@ -208,7 +218,16 @@ def _take(found: Scanned, group: _Group, view: memoryview, offset: i64, path: st
             for part, first, at, size, records, time in group.blocks:
                 runs.add(part, first, at, size, records, time, time)
         group.blocks.clear()
-    else:
+    elif kind != LINK:
         # The block is whole, so this was meant: damage would not have passed the checksum.
         raise too_new(path)
     return int(length)
+
+
+def linked_size(storage: Storage, name: str) -> int:
+    """The size of the segment before this one, as this one's beginning has it; -1 when it has none, or is not that whole."""
+    head = memoryview(storage.read(name, SEGMENT_HEADER_BYTES, HEADER_BYTES + 8))
+    if len(head) < HEADER_BYTES + 8 or _problem_at(head, 0, len(head)):
+        return -1
+    fields = HEADER.unpack_from(head, 0)
+    return int(fields[6]) if fields[2] == LINK else -1

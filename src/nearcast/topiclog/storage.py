@@ -5,6 +5,7 @@ Real files are :class:`nearcast.broker.topic_files.TopicFiles`; the simulator ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from nearcast.errors import StorageUnavailable
@@ -42,10 +43,10 @@ class Storage(Protocol):
     def append(self, pieces: list[bytes]) -> None:
         """Write to the end of that file, all of it or, when this raises, nothing."""
 
-    def put(self, name: str, pieces: list[bytes], flush: bool) -> None:
+    def put(self, name: str, pieces: Iterable[bytes], flush: bool) -> None:
         """A file with this content, there whole or not at all; flushed before it gets its name, where asked for.
 
-        Replaces what had the name. Any thread may call it.
+        Replaces what had the name. Any thread may call it, and it may wait for the disk.
         """
 
     def remove(self, name: str) -> None:
@@ -96,7 +97,7 @@ class MemoryStorage:
         self._check_room(self._active, len(data))
         self._find(self._active).extend(data)
 
-    def put(self, name: str, pieces: list[bytes], flush: bool) -> None:
+    def put(self, name: str, pieces: Iterable[bytes], flush: bool) -> None:
         data = b"".join(pieces)
         self._check_room(name, len(data))
         self.files[name] = bytearray(data)

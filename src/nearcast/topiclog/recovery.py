@@ -1,0 +1,230 @@
+"""Opening the log: from files to a catalog.
+
+Sealed segments are known by the tables of their index files and are not read; the one that grew last is read whole. Whatever
+is broken there ends the log, and is kept aside. An index that is missing or damaged is made from its segment again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nearcast.errors import StorageCorrupt
+from nearcast.topiclog import indexes
+from nearcast.topiclog.catalog import Catalog
+from nearcast.topiclog.marks import Mark
+from nearcast.topiclog.retention import advance
+from nearcast.topiclog.runs import Part, Runs
+from nearcast.topiclog.segments import Segment, check_version, index_name, linked_size, log_name, parse_log_name, scan
+from nearcast.topiclog.storage import Storage
+from nearcast.topiclog.topics import Topic
+
+DAMAGED: Final = ".damaged"
+MAX_DAMAGED_FILES: Final = 3
+"""Pieces of damaged files that are kept for whoever wants to look."""
+
+
+class Recovery:
+    """Fills a catalog with what the storage holds; ``runs`` are those of the segment that grows."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.runs = Runs()
+        self.last_time_us = 0
+        self.marks: dict[str, Mark] = {}
+        self.last_number = 0
+        self._catalog = catalog
+        self._storage: Storage = catalog.storage
+        self._known: dict[bytes, Topic] = {}
+        self._floors: dict[int, int] = {}
+        self._names: set[str] = set()
+        self._last_hole = 0
+        """The last segment so far that retention took something from: it is gone, or was written anew."""
+
+    def run(self) -> None:
+        """Open the files, or make the first."""
+        catalog = self._catalog
+        found = self._connected(self._find_segments())
+        self._known = catalog.topics
+        catalog.clear()
+        # One that was written anew does not grow: its groups lost their marks, so that an unfinished one would not show.
+        grows = bool(found) and found[-1][1] == 0
+        for sequence, generation in found[:-1] if grows else found:
+            segment = Segment(sequence, generation)
+            self._add(segment, self._open_sealed(segment))
+        if grows:
+            segment = Segment(found[-1][0], 0)
+            self._add(segment, self._open_last(segment))
+        else:
+            segment = Segment(found[-1][0] + 1 if found else 1, 0)
+            self._storage.create(segment.name)
+            segment.runs = self.runs
+            catalog.add(segment)
+        for part in self.runs.parts():
+            catalog.numbered[part.number].declared_in = segment.sequence
+        for topic in catalog.numbered.values():
+            self._count(topic)
+        for segment in catalog.segments:
+            if segment.generation:  # what is still dead in it could not be left out
+                segment.whole_bytes = segment.live_bytes
+
+    def _find_segments(self) -> list[tuple[int, int]]:
+        """(sequence, generation) of the log's files, oldest first. Of one that was written anew the newest counts."""
+        storage = self._storage
+        newest: dict[int, int] = {}
+        names = storage.names()
+        self._names = set(names)
+        for name in names:
+            parsed = parse_log_name(name)
+            if parsed is not None:
+                # Before anything is touched: damage elsewhere must not take a newer version's file along.
+                check_version(storage, name)
+                newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], 0))
+        used = {log_name(sequence, generation) for sequence, generation in newest.items()}
+        used |= {index_name(name) for name in used}
+        for name in names:
+            if name not in used and (parse_log_name(name) is not None or name.endswith(".index")):
+                storage.remove(name)  # a crash came before it could be
+        return sorted(newest.items())
+
+    def _connected(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The segments without those that lie behind a gap.
+
+        A power cut may take the end of one segment and leave what was written behind it, in the next. Nothing there was ever
+        committed, because that waits for a flush of both. A segment that has an index, was written anew, or is gone, was
+        committed as a whole.
+        """
+        storage = self._storage
+        at = len(found) - 1
+        while at > 0 and found[at - 1][1] == 0 and index_name(log_name(*found[at - 1])) not in self._names:
+            at -= 1
+        for place in range(at, len(found) - 1):
+            if found[place][0] + 1 != found[place + 1][0]:
+                continue
+            name = log_name(*found[place])
+            size = linked_size(storage, log_name(*found[place + 1]))
+            end = scan(storage, name, is_last=True).end
+            if size < 0 or end < size:
+                if size >= 0:
+                    reason = f"the last {size - end} bytes are missing; what was written behind them is left out"
+                    self._catalog.damage.append(StorageCorrupt(storage.path(name), end, reason, torn=True))
+                for later in reversed(found[place + 1 :]):
+                    storage.remove(index_name(log_name(*later)))
+                    storage.remove(log_name(*later))
+                return found[: place + 1]
+        return found
+
+    def _open_sealed(self, segment: Segment) -> list[Part]:
+        storage = self._storage
+        size = storage.size(segment.name)
+        tables: indexes.Tables | None = None
+        try:
+            if index_name(segment.name) in self._names:
+                tables = indexes.read_tables(storage, index_name(segment.name))
+        except StorageCorrupt as damage:
+            self._catalog.damage.append(damage)
+        if tables is not None and tables.log_bytes == size:
+            segment.size = size
+            segment.logical_size = tables.logical_bytes
+            segment.last_time_us = tables.last_time_us
+            segment.marks = tables.marks
+            segment.has_index = True
+            for mark in tables.marks:
+                self.marks[mark.producer] = mark
+            return tables.parts
+        found = scan(storage, segment.name, is_last=False)
+        self._catalog.damage.extend(found.damage)
+        # The damaged part stays in the file: it is nobody's way, and whoever wants to look finds it.
+        segment.size = segment.logical_size = size
+        segment.last_time_us = found.last_time_us
+        segment.runs = found.runs
+        for _, mark in found.marks:
+            if mark.producer:
+                self.marks[mark.producer] = mark
+        segment.marks = list(self.marks.values())
+        return found.runs.parts()
+
+    def _open_last(self, segment: Segment) -> list[Part]:
+        storage = self._storage
+        found = scan(storage, segment.name, is_last=True)
+        self._catalog.damage.extend(found.damage)
+        segment.size = segment.logical_size = found.end
+        segment.last_time_us = found.last_time_us
+        segment.runs = self.runs = found.runs
+        for _, mark in found.marks:
+            if mark.producer:
+                self.marks[mark.producer] = mark
+        size = storage.size(segment.name)
+        if size > found.end:
+            self._keep_aside(segment, size)
+        storage.remove(index_name(segment.name))  # of before it was cut back and grew again
+        storage.resume(segment.name, found.end)
+        return found.runs.parts()
+
+    def _keep_aside(self, segment: Segment, size: int) -> None:
+        """Keep what is cut off for whoever wants to look, but not all of a broker that crashes again and again."""
+        storage = self._storage
+        earlier = sorted(name for name in storage.names() if name.endswith(DAMAGED))
+        for name in earlier[: 1 - MAX_DAMAGED_FILES]:
+            storage.remove(name)
+        rest = storage.read(segment.name, segment.size, size - segment.size)
+        storage.put(f"{segment.name}.{segment.size}{DAMAGED}", [rest], False)
+
+    def _add(self, segment: Segment, parts: list[Part]) -> None:
+        """A segment, and what it says about topics."""
+        catalog = self._catalog
+        before = catalog.segments[-1].sequence if catalog.segments else segment.sequence - 1
+        if before != segment.sequence - 1:
+            self._last_hole = segment.sequence - 1
+        catalog.add(segment)
+        self.last_time_us = max(self.last_time_us, segment.last_time_us)
+        for part in parts:
+            topic = catalog.numbered.get(part.number)
+            if topic is None:
+                topic = self._named(part)
+            topic.declared_in = segment.sequence
+            if part.floor > self._floors.get(part.number, 0):
+                self._floors[part.number] = part.floor
+            if part.next > part.first:
+                if not topic.places:
+                    topic.first_time_us = part.first_time_us
+                elif part.first > topic.next_index and self._last_hole > topic.places[-1].sequence:
+                    # Retention had removed all up to here, and not all of it is gone from the disk.
+                    self._floors[part.number] = max(part.first, self._floors.get(part.number, 0))
+                topic.places.append(segment)
+                topic.place_firsts.append(part.first)
+                topic.last_time_us = part.last_time_us
+                topic.bytes += part.bytes
+                segment.live_bytes += part.bytes
+            topic.next_index = max(topic.next_index, part.next)
+        segment.whole_bytes = segment.live_bytes
+        if segment.generation:
+            self._last_hole = segment.sequence
+
+    def _named(self, part: Part) -> Topic:
+        """A topic that is met for the first time."""
+        catalog = self._catalog
+        held = catalog.topics.get(part.name)
+        if held is not None:
+            # It was forgotten once, when it was empty, and then came again under another number.
+            self._forget(held)
+        topic = self._known.get(part.name)
+        if topic is None or held is not None:
+            topic = Topic(part.name, part.number)
+        topic.number = part.number
+        topic.next_index = part.first
+        catalog.numbered[part.number] = catalog.topics[part.name] = topic
+        self.last_number = max(self.last_number, part.number)
+        return topic
+
+    def _forget(self, topic: Topic) -> None:
+        for segment in topic.places:
+            held = self._catalog.runs_of(segment).part(topic.number)
+            segment.live_bytes -= held.bytes if held is not None else 0
+        del self._catalog.numbered[topic.number]
+
+    def _count(self, topic: Topic) -> None:
+        """All segments are known: where the topic begins and ends."""
+        topic.first_index = topic.place_firsts[0] if topic.places else topic.next_index
+        floor = self._floors.get(topic.number, 0)
+        if floor > topic.first_index:
+            advance(self._catalog, topic, min(floor, topic.next_index))
+        topic.committed_index = topic.next_index
