@@ -184,7 +184,7 @@ class BulkTransport(asyncio.Protocol):
         """Bytes of uploads that wait to be written."""
         self._reader = wire.FrameReader(wire.MAX_HELLO_BYTES, 0)
         self._frames: deque[tuple[int, int, bytes]] = deque()
-        self._paused = False
+        self.paused = False
         self._reading_paused = False
         self._pumping = False
         self._read_under_way = False
@@ -222,10 +222,10 @@ class BulkTransport(asyncio.Protocol):
             self.send_away(error.reason_code, error.message)
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self.paused = True
 
     def resume_writing(self) -> None:
-        self._paused = False
+        self.paused = False
         self.pump_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -383,7 +383,7 @@ class BulkTransport(asyncio.Protocol):
     def _pump(self) -> None:
         """Let the next stream in turn do one step."""
         self._pumping = False
-        if self._paused or self._read_under_way or self.state != READY:
+        if self.paused or self._read_under_way or self.state != READY:
             return
         for _ in range(len(self._turns)):
             number = self._turns.popleft()

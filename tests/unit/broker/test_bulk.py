@@ -1,0 +1,449 @@
+"""The bulk port over real sockets: who gets in, what is answered, what a hostile, slow or vanishing peer costs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nearcast.broker.passwords import ScryptVerifier, store_user
+from nearcast.client import BlockingTopics, MissingRecords, Properties, Retention, Topics
+from nearcast.config import AccessRule, Listener, Security, TopicLogSettings
+from nearcast.errors import ConnectionRefused, RecordUnavailable, RequestRefused, TopicUnknown
+from nearcast.topiclog import wire
+from tests.bulk_harness import Relay, broker, bulk_port, connected, fill, url
+from tests.unit.broker.fakes import in_loop
+
+OPEN = (Listener(port=0), Listener(kind="bulk", port=0))
+
+
+@in_loop
+async def test_topics_are_created_published_to_listed_and_read(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, Topics(url(found)) as topics:
+        assert await topics.create_topic("new/#", Retention(max_records=100))
+        assert not await topics.create_topic("new/#", Retention(max_records=100))
+        assert await topics.tap("tapped")
+        assert [(rule.topic, rule.mode) for rule in await topics.rules()] == [
+            ("a/#", "durable"),
+            ("new/#", "durable"),
+            ("tapped", "tap"),
+        ]
+        properties = Properties(content_type="text/plain", user_properties=[("k", "v"), ("k", "w")])
+        assert await topics.publish("new/x", "one", properties=properties, retain=True) == 1
+        assert await topics.publish_many("new/x", [b"two", b"three"]) == 2
+        record = await topics.get("new/x", 1)
+        assert (record.topic, record.index, record.payload, record.qos, record.retain) == ("new/x", 1, b"one", 1, True)
+        assert (record.content_type, record.user_properties) == ("text/plain", [("k", "v"), ("k", "w")])
+        assert record.publisher.startswith("bulk-")
+        assert await topics.latest_index("new/x") == 3
+        (state,) = await topics.topics("new/#")
+        assert (state.topic, state.first_index, state.next_index, state.count) == ("new/x", 1, 4, 3)
+        assert await topics.indexes_at("new/#", record.time_us + 1) == {"new/x": 2}
+        assert [entry.text for batch in [b async for b in topics.read("new/#")] for entry in batch.records()] == [
+            "one",
+            "two",
+            "three",
+        ]
+        await topics.delete_topic("new/#")
+        with pytest.raises(TopicUnknown, match="no rule keeps the topic"):
+            await topics.publish("new/x", b"four")
+
+
+@in_loop
+async def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, Topics(url(found)) as topics:
+        await topics.publish("a/x", b"1")
+        with pytest.raises(RecordUnavailable, match="the newest there is 1") as missing:
+            await topics.get("a/x", 2)
+        assert (missing.value.index, missing.value.first_index, missing.value.next_index) == (2, 1, 2)
+        with pytest.raises(TopicUnknown, match="the log has no topic 'a/y'"):
+            await topics.get("a/y", 1)
+        with pytest.raises(TopicUnknown):
+            await topics.latest_index("a/y")
+        with pytest.raises(TopicUnknown, match="nearcast topic create elsewhere"):
+            await topics.publish("elsewhere", b"")
+        with pytest.raises(RequestRefused, match=r"larger than limits\.max_packet_bytes"):
+            await topics.publish("a/x", bytes(2_000_000))
+        assert await topics.latest_index("a/x") == 1, "the connection lives on after refusals"
+
+
+@in_loop
+async def test_a_broker_without_a_directory_says_so(tmp_path: Path) -> None:
+    from nearcast.config import Persistence
+
+    async with broker(tmp_path, persistence=Persistence(), topics=()) as found, Topics(url(found)) as topics:
+        with pytest.raises(RequestRefused, match="--data DIRECTORY"):
+            await topics.topics()
+        with pytest.raises(RequestRefused, match="--data DIRECTORY"):
+            await topics.create_topic("x")
+        with pytest.raises(RequestRefused, match="--data DIRECTORY"):
+            await topics.publish("x", b"")
+
+
+# --- who gets in ------------------------------------------------------------------------------------------------------------
+
+
+def passwords(path: Path, **users: str) -> Path:
+    for name, text in users.items():
+        store_user(str(path), name, ScryptVerifier.create(text.encode(), log2_n=10))
+    return path
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for are the insides of a broker, which tell nobody
+            await asyncio.sleep(0)
+
+
+@in_loop
+async def test_passwords_are_checked_by_the_brokers_own_rules(tmp_path: Path) -> None:
+    security = Security(password_file=str(passwords(tmp_path / "users", ann="right")))
+    async with broker(tmp_path / "data", security=security) as found:
+        async with Topics(url(found), username="ann", password="right") as topics:
+            assert await topics.topics() == []
+        address = url(found).removeprefix("nearcast://")
+        async with Topics(f"nearcast://ann:right@{address}") as topics:
+            assert await topics.topics() == []
+        for options in ({"username": "ann", "password": "wrong"}, {"username": "bob", "password": "right"}, {}):
+            with pytest.raises(ConnectionRefused) as refused:
+                await Topics(url(found), reconnect_seconds=0, **options).__aenter__()
+            assert refused.value.reason_code in (0x86, 0x87)
+        with pytest.raises(ConnectionRefused):
+            await asyncio.to_thread(BlockingTopics(url(found), username="ann", password="wrong").open)
+
+
+@in_loop
+async def test_rules_decide_about_reading_writing_and_managing(tmp_path: Path) -> None:
+    acl = (
+        AccessRule(action="allow", access="subscribe", topic="a/open/#"),
+        AccessRule(action="allow", access="publish", topic="a/open/w"),
+        AccessRule(action="allow", access="manage", topic="mine/#"),
+    )
+    async with broker(tmp_path, security=Security(acl=acl)) as found, Topics(url(found)) as topics:
+        assert await topics.publish("a/open/w", b"1") == 1
+        assert len(await topics.topics("a/open/#")) == 1
+        for refused in (
+            topics.topics("a/#"),
+            topics.topics(),
+            topics.get("a/secret", 1),
+            topics.publish("a/open/other", b""),
+            topics.indexes_at("a/#", 0),
+            topics.create_topic("a/open/#"),
+            topics.delete_topic("a/#"),
+            topics.publish("$SYS/x", b""),
+        ):
+            with pytest.raises(RequestRefused) as error:
+                await refused
+            assert error.value.reason_code == 0x87
+        with pytest.raises(RequestRefused, match="not allowed"):
+            async for _ in topics.read("a/#"):
+                pass
+        assert await topics.create_topic("mine/x")
+
+
+@in_loop
+async def test_nothing_but_a_hello_comes_first(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found:
+        for first in (
+            wire.message(1, wire.ListTopics(["#"])),
+            wire.message(0, wire.Ping()),
+            wire.message(0, wire.Hello(version=99)),
+            wire.message(0, wire.Hello(client_id="x\0y")),
+            wire.message(0, wire.Hello(client_id="x" * 2_000)),
+            wire.message(0, wire.Hello()) + wire.message(0, wire.Hello()),
+            wire.data_header(0, 0),
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x10\x0c\x00\x04MQTT\x05\x02\x00\x3c\x00\x00",
+            wire.HEADER.pack(1 << 31, wire.MESSAGE, 0),
+        ):
+            async with connected(found, welcome=False) as client:
+                client.writer.write(first)
+                assert await client.ended()
+        async with Topics(url(found)) as topics:
+            assert await topics.topics() == []
+
+
+@in_loop
+async def test_whoever_says_nothing_is_sent_away(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found:
+        async with connected(found, welcome=False) as silent, connected(found) as idle, connected(found) as reading:
+            reading.send(1, wire.Open(["a/#"], follow=True))
+            assert isinstance((await reading.message())[1], wire.Opened)
+            silent.writer.write(b"\x05")  # half a header
+            await until(lambda: len(found.bulk.transports) == 3)
+            now = found.monotonic()
+            found.bulk.tick(now + found.config.limits.connect_timeout_seconds + 1)
+            assert await silent.ended()
+            found.bulk.tick(now + 1_000)
+            _, refused = await idle.message()
+            assert isinstance(refused, wire.Refused)
+            assert "nothing was heard" in refused.message
+            assert await idle.ended()
+            assert len(found.bulk.transports) == 1, "a reader that waits for more is no idler"
+
+
+@pytest.mark.parametrize("seed", range(2))
+@in_loop
+async def test_garbage_after_the_hello_ends_one_connection_only(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with broker(tmp_path) as found:
+        payloads = await fill(found, "a/x", 50)
+        for _ in range(60):
+            async with connected(found) as client:
+                good = wire.message(rng.randrange(4), rng.choice((wire.ListTopics(["#"]), wire.Open(["#"], credit=99))))
+                bad = bytearray(good)
+                for _ in range(rng.randint(1, 4)):
+                    bad[rng.randrange(len(bad))] = rng.randrange(256)
+                client.writer.write(rng.choice((bytes(bad), rng.randbytes(rng.randint(1, 300)))))
+                client.writer.write_eof()
+                await client.ended()
+        async with Topics(url(found)) as topics:
+            records = [record.payload async for batch in topics.read("a/x") for record in batch.records()]
+            assert records == payloads
+        assert found.bulk.stream_count == 0
+
+
+@in_loop
+async def test_a_conversation_cut_into_single_bytes(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, connected(found, welcome=False) as client:
+        sent = wire.message(0, wire.Hello()) + wire.message(1, wire.Ping())
+        for at in range(len(sent)):
+            client.writer.write(sent[at : at + 1])
+            await client.writer.drain()
+            if at == len(wire.message(0, wire.Hello())) - 1:
+                assert isinstance((await client.message())[1], wire.Welcome)
+        assert await client.message() == (1, wire.Pong())
+
+
+@in_loop
+async def test_numbers_in_use_and_messages_out_of_place_are_protocol_errors(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found:
+        for messages in (
+            [wire.Open(["a"], follow=True), wire.ListTopics(["a"])],
+            [wire.StageEnd()],
+            [wire.Hello()],
+            [wire.Stage("p", 0, 0, 0), wire.Stage("p", 0, 0, 1)],
+        ):
+            async with connected(found) as client:
+                for content in messages:
+                    client.send(5, content)
+                assert await client.ended()
+        async with connected(found) as client:
+            client.writer.write(wire.data_header(3, 8) + bytes(8))
+            assert await client.ended()
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_credit_bounds_what_a_reader_gets(tmp_path: Path) -> None:
+    settings = TopicLogSettings(max_batch_bytes=4_096)
+    async with broker(tmp_path, topic_log=settings) as found, connected(found) as client:
+        await fill(found, "a/x", 500)
+        client.send(1, wire.Open(["a/x"]))
+        client.send(2, wire.Ping())
+        seen = [await client.message() for _ in range(3)]
+        assert sorted(type(content).__name__ for _, content in seen) == ["Names", "Opened", "Pong"]
+        received = 0
+        for _ in range(5):
+            client.send(1, wire.Credit(1))
+            kind, _, body = await client.frame()
+            assert kind == wire.DATA
+            assert 0 < len(body) <= 4_096 + 1_000
+            received += len(body)
+            assert isinstance((await client.message())[1], wire.Progress)
+            # Overdrawn by that one: nothing more comes for a credit that does not cover it.
+            assert await client.answer(9, wire.Ping()) == wire.Pong()
+            client.send(1, wire.Credit(len(body) - 1))
+        client.send(1, wire.Close())
+        assert await client.message() == (1, wire.End())
+        assert found.bulk.stream_count == 0
+
+
+@in_loop
+async def test_a_reader_that_stops_reading_holds_little(tmp_path: Path) -> None:
+    """It gives endless credit and takes nothing: the broker stops when the kernel's buffers are full."""
+    async with broker(tmp_path, topic_log=TopicLogSettings(max_batch_bytes=65_536)) as found:
+        await fill(found, "a/x", 3_000, size=10_000)
+        async with connected(found) as client, Topics(url(found)) as topics:
+            client.send(1, wire.Open(["a/x"], credit=1 << 40))
+            transport = next(each for each in found.bulk.transports if each.client_id == "hand")
+            await until(lambda: transport.paused)
+            assert transport.transport is not None
+            assert transport.transport.get_write_buffer_size() < 400_000
+            assert found.bulk.bytes_sent < 25_000_000
+            # Others are served meanwhile.
+            assert await topics.latest_index("a/x") == 3_000
+            assert len([record async for batch in topics.read("a/x", start=2_900) for record in batch.records()]) == 101
+
+
+@in_loop
+async def test_streams_are_served_in_turn(tmp_path: Path) -> None:
+    async with broker(tmp_path, topic_log=TopicLogSettings(max_batch_bytes=4_096)) as found, connected(found) as client:
+        await fill(found, "a/x", 400)
+        client.send(1, wire.Open(["a/x"], credit=1 << 30))
+        client.send(2, wire.Open(["a/#"], credit=1 << 30))
+        order = []
+        ended = 0
+        while ended < 2:
+            kind, number, body = await client.frame()
+            if kind == wire.DATA:
+                order.append(number)
+            elif isinstance(wire.decode_from_broker(body), wire.End):
+                ended += 1
+        both = order[: 2 * min(order.count(1), order.count(2))]
+        assert max(len(run) for run in "".join(map(str, both)).replace("12", "1 2").split()) <= 3
+
+
+@in_loop
+async def test_streams_are_limited(tmp_path: Path) -> None:
+    async with broker(tmp_path, topic_log=TopicLogSettings(max_readers=3)) as found, connected(found) as client:
+        for number in range(1, 4):
+            client.send(number, wire.Open(["a/#"], follow=True))
+        refused = await client.answer(4, wire.Open(["a/#"], follow=True))
+        assert isinstance(refused, wire.Refused)
+        assert "topic_log.max_readers" in refused.message
+        client.send(1, wire.Close())
+        assert isinstance(await client.answer(5, wire.Open(["a/#"], follow=True)), wire.Opened)
+        client.writer.close()
+        await until(lambda: not found.bulk.stream_count)
+
+
+@in_loop
+async def test_what_retention_takes_is_an_error_or_told(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, Topics(url(found)) as topics:
+        await fill(found, "a/x", 20)
+        log = found.topics.log
+        assert log is not None
+        topic = log.topic(b"a/x", create=False)
+        assert topic is not None
+        topic.first_index = 11
+        with pytest.raises(RecordUnavailable, match="the oldest there is 11"):
+            async for _ in topics.read("a/x", start=5):
+                pass
+        gaps: list[MissingRecords] = []
+        indexes = [
+            record.index async for batch in topics.read("a/x", start=5, on_gap=gaps.append) for record in batch.records()
+        ]
+        assert indexes == list(range(11, 21))
+        assert [(gap.topic, gap.first_index, gap.next_index) for gap in gaps] == [("a/x", 5, 11)]
+        assert [record.index async for batch in topics.read("a/x") for record in batch.records()] == indexes
+
+
+@in_loop
+async def test_following_sees_each_commit_and_new_topics(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, Topics(url(found)) as topics, Topics(url(found)) as publisher:
+        seen: list[tuple[str, int]] = []
+        opened = asyncio.Event()
+
+        async def follow() -> None:
+            await topics.topics()  # the connection is there
+            async for record in topics.tail("a/#", start="earliest"):
+                seen.append((record.topic, record.index))
+                opened.set()
+                if len(seen) == 41:
+                    return
+
+        async with asyncio.timeout(20):
+            following = asyncio.create_task(follow())
+            await publisher.publish("a/first", b"")
+            await opened.wait()
+            for number in range(40):
+                await publisher.publish(f"a/{number % 4}", b"")
+            await following
+        assert seen == [("a/first", 1), *((f"a/{number % 4}", number // 4 + 1) for number in range(40))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@in_loop
+async def test_reading_goes_on_over_lost_connections(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    settings = TopicLogSettings(max_batch_bytes=8_192)
+    async with broker(tmp_path, topic_log=settings) as found, Relay(bulk_port(found)) as relay:
+        await fill(found, "a/x", 700)
+        await fill(found, "a/y", 700)
+        relay.cut_after = [0, *(rng.choice((10, 100, 1_000, 20_000, 40_000)) for _ in range(10))]
+        relay.cut_after[0] = rng.choice((90, 5_000))
+        filters = rng.choice((["a/x"], ["a/#"]))
+        expected = [("a/x", index) for index in range(1, 701)]
+        if filters == ["a/#"]:
+            expected += [("a/y", index) for index in range(1, 701)]
+        address = f"nearcast://127.0.0.1:{relay.port}"
+
+        def blocking() -> list[tuple[str, int]]:
+            with BlockingTopics(address, window_bytes=30_000) as topics:
+                return [(record.topic, record.index) for batch in topics.read(filters) for record in batch.records()]
+
+        if seed % 2:
+            assert await asyncio.to_thread(blocking) == expected
+        else:
+            async with Topics(address, window_bytes=30_000) as topics:
+                got = [(record.topic, record.index) async for batch in topics.read(filters) for record in batch.records()]
+            assert got == expected
+        assert relay.connections > 1
+
+
+@in_loop
+async def test_a_restart_in_the_middle_of_a_read(tmp_path: Path) -> None:
+    settings = TopicLogSettings(max_batch_bytes=4_096)
+    async with broker(tmp_path, topic_log=settings) as found:
+        port = bulk_port(found)
+        await fill(found, "a/x", 600)
+        topics = Topics(url(found), window_bytes=10_000)
+        await topics.__aenter__()
+        reading = topics.read("a/#")
+        got = [record.index for record in (await anext(reading)).records()]
+    async with broker(tmp_path, topic_log=settings, bulk_port=port) as found:
+        await fill(found, "a/x", 100)
+        async for batch in reading:
+            got += [record.index for record in batch.records()]
+        assert got == list(range(1, 601)), "up to where it was when reading began"
+        await topics.close()
+
+
+@in_loop
+async def test_abandoned_readers_leave_nothing(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, Topics(url(found)) as topics:
+        await fill(found, "a/x", 100)
+        for _ in range(100):
+            reading = topics.follow("a/x", start="earliest")
+            await anext(reading)
+            await reading.aclose()  # type: ignore[attr-defined]
+        assert await topics.latest_index("a/x") == 100
+        assert found.bulk.stream_count == 0
+
+
+@in_loop
+async def test_a_broker_that_stops_says_so(tmp_path: Path) -> None:
+    async with broker(tmp_path) as found, connected(found) as client:
+        client.send(1, wire.Open(["a/#"], follow=True))
+        await client.message()
+        await found.stop()
+        _, refused = await client.message()
+        assert isinstance(refused, wire.Refused)
+        assert "stopping" in refused.message
+        assert await client.ended()
+
+
+@in_loop
+async def test_mqtt_subscribers_get_what_the_bulk_port_publishes(tmp_path: Path) -> None:
+    from nearcast.client import Client
+
+    async with broker(tmp_path) as found, Topics(url(found), client_id="loader") as topics:
+        async with Client(f"mqtt://127.0.0.1:{found.listeners[0].port}") as client:
+            await client.subscribe("a/#", qos=1)
+            await topics.publish_many("a/x", [b"1", b"2"], properties=Properties(content_type="n"))
+            messages = [await client.messages.get(10) for _ in range(2)]
+            assert [message.payload for message in messages if message is not None] == [b"1", b"2"]
+            assert messages[0] is not None
+            assert messages[0].properties is not None
+            assert messages[0].properties.content_type == "n"
+            await client.publish("a/x", b"3", qos=1)
+        record = await topics.get("a/x", 3)
+        assert record.payload == b"3"
+        assert (await topics.get("a/x", 1)).publisher == "loader"
