@@ -39,9 +39,15 @@ def await_queries(spark: SparkSession, timeout_seconds: float | None = None) -> 
             active[0].awaitTermination(max(turn_seconds, 0.001))  # type: ignore[arg-type]  # seconds, in parts too
     finally:
         stop_queries(spark)
+        forget_queries(spark)
 
 
 def stop_queries(spark: SparkSession) -> None:
     """Stop every streaming query of the session. What a query has not committed, it does again after a restart."""
     for query in spark.streams.active:
         query.stop()
+
+
+def forget_queries(spark: SparkSession) -> None:
+    """Those that ended before count no more: for a session that has seen other jobs."""
+    spark.streams.resetTerminated()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from nearcast.errors import ConfigError, PipelineError
-from nearcast.pipeline.queries import await_queries
+from nearcast.pipeline.queries import await_queries, forget_queries
 from nearcast.pipeline.topic_frames import TopicFrames
 from nearcast.pipeline.user_code import load_file
 
@@ -87,7 +87,8 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Mapping[st
         available_now=options.available_now,
         parameters=options.parameters(),
     )
-    progress.step(f"{file.name}")
+    progress.step(file.name)
+    forget_queries(spark)
     answer = function(spark, topics)
     await_queries(spark, options.timeout)
     return answer if isinstance(answer, Mapping) else None
