@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTED_URL = "mqtt://127.0.0.1:1883"
+DOCUMENTED_BULK_URL = "nearcast://127.0.0.1:7883"
 
 RUN_ELSEWHERE = {"simulating": "tests/simulation/test_guide.py"}
 """Pages whose programs need no broker, and what runs them."""
@@ -29,7 +30,8 @@ def programs() -> list[tuple[str, str]]:
             continue
         for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE), 1):
             # Others need what is not on any page; their own tests have it.
-            if DOCUMENTED_URL in text or any(name in text for name in files()):
+            topics_alone = DOCUMENTED_BULK_URL in text and "spark" not in text.lower()
+            if DOCUMENTED_URL in text or topics_alone or any(name in text for name in files()):
                 found.append((f"{page.stem}-{number}", text))
     return found
 
@@ -49,7 +51,7 @@ def files() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NearcastBroker]:
-    with nearcast_broker(tmp_path_factory) as running:
+    with nearcast_broker(tmp_path_factory, data=True) as running:
         yield running
 
 
@@ -57,7 +59,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NearcastBroker]
 def test_program_runs(broker: NearcastBroker, program: str, tmp_path: Path) -> None:
     for name, text in files().items():
         (tmp_path / name).write_text(text)
-    command = [sys.executable, "-W", "error", "-c", program.replace(DOCUMENTED_URL, broker.url)]
+    program = program.replace(DOCUMENTED_URL, broker.url).replace(DOCUMENTED_BULK_URL, broker.bulk_url)
+    command = [sys.executable, "-W", "error", "-c", program]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout
