@@ -52,15 +52,18 @@ def with_brokers(scenario: Scenario) -> Topology:
     check of readiness), that one is the broker: Mosquitto, or Nearcast with options."""
     topology = topology_of(scenario)
     taken = {(process.host, process.ready.port) for process in expand_processes(topology).processes}
-    brokers = tuple(_broker(broker) for broker in expand_brokers(scenario) if (broker.host, broker.port) not in taken)
+    kept = scenario.settings.get("topics", ()) if scenario.protocol == "mqtt" else ()
+    durable = [rule["topic"] for rule in kept if rule.get("mode", "durable") == "durable"]
+    brokers = tuple(_broker(each, durable) for each in expand_brokers(scenario) if (each.host, each.port) not in taken)
     return msgspec.structs.replace(topology, processes=(*brokers, *topology.processes))
 
 
-def _broker(broker: Broker) -> Process:
+def _broker(broker: Broker, durable_topics: list[str]) -> Process:
     # On its own host's address: in loopback mode, hosts are addresses of one machine.
     command = ["nearcast", "broker", "--host", f"{{{broker.host}}}", "--port", str(broker.port), "--allow-anonymous"]
     if broker.durable:
         command += ["--data", "{data}", "--sync", "fsync"]
+        command += [option for topic in durable_topics for option in ("--durable", topic)]
     return Process(
         name=f"{broker.host}-mqtt-{broker.port}",
         host=broker.host,

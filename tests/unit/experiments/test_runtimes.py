@@ -20,6 +20,7 @@ from nearcast.experiments.simulator_scale import ScaleParameters, SimulatorScale
 from nearcast.experiments.wan_accuracy import AccuracyParameters, WanAccuracy
 from nearcast.recording import check, read_table
 from nearcast.scenario.expansion import topology_of
+from nearcast.scenario.files import load_scenario
 from nearcast.scenario.scenario import Broker
 from nearcast.scenario.topology import Process, ReadyCheck
 from tests.unit.experiments.toys import Toy, ToyParameters
@@ -112,6 +113,11 @@ def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
     assert (durable.host, durable.ready.port) == ("broker-3", 1884)
     assert durable.command[-4:] == ("--data", "{data}", "--sync", "fsync")
     assert issubclass(ScaleParameters, Parameters)
+
+
+def test_real_brokers_keep_the_durable_topics_of_a_scenario() -> None:
+    (broker,) = with_brokers(load_scenario("topics")).processes
+    assert broker.command[-4:] == ("--durable", "plant/#", "--durable", "farm/+/valve")
 
 
 def test_a_program_of_the_topology_with_the_port_of_a_broker_is_the_broker() -> None:
