@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.window import Window
 
 from nearcast.pipeline.evaluation import keys

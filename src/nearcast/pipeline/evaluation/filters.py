@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from nearcast.errors import ConfigError
 from nearcast.mqtt.topics import filter_fault

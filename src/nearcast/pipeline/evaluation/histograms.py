@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.window import Window
 
 if TYPE_CHECKING:

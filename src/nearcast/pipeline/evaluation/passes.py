@@ -1,6 +1,6 @@
 """The passes over the events, in the order in which one needs the other; what they leave behind is small and kept.
 
-Owns how often events are read: once for the census and once each for connections, for what was published and for what was
+What they find is written to files, and the next pass begins from those. Owns how often events are read: once for the census and once each for connections, for what was published and for what was
 delivered; and again, in part, only where something was lost, where clients lost their connections, and where messages passed
 other brokers than their publisher's.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from nearcast.errors import PipelineError
 from nearcast.pipeline.evaluation import brokers, census, deliveries, downtime, expectations, keys
@@ -66,46 +65,37 @@ class Wanted:
 
 
 class Passes:
-    """Makes the passes when it is made. What they found is kept by Spark until :meth:`release`."""
+    """Makes the passes when it is made; what they find is kept as files in ``work``."""
 
-    def __init__(self, spark: SparkSession, inputs: Inputs, wanted: Wanted, progress: Progress) -> None:
+    def __init__(self, spark: SparkSession, inputs: Inputs, wanted: Wanted, work: Path, progress: Progress) -> None:
         self._spark = spark
+        self._work = work.absolute()
         self._inputs = inputs
         self._wanted = wanted
-        self._kept: list[DataFrame] = []
+        self.bounds = wanted.bounds
         self.notes: list[str] = []
         self.events = read_events(spark, inputs)
-        try:
-            progress.step("counting who published and got what")
-            self.census = self._keep(census.census(self.events))
-            self.connections = self._keep(census.connections(self.events))
-            self._look_at_runs()
-            progress.step("matching subscriptions")
-            self._find_topics()
-            self._count_published()
-            self._find_entitled()
-            progress.step("ordering deliveries")
-            self._order_deliveries()
-            progress.step("looking for what was lost")
-            self._find_lost()
-            progress.step("what brokers carried, how long clients were away")
-            self._count_carried()
-            self._time_outages()
-        except BaseException:
-            self.release()
-            raise
+        progress.step("counting who published and got what")
+        self.census = self.keep("census", census.census(self.events))
+        self.connections = self.keep("connections", census.connections(self.events))
+        self._look_at_runs()
+        progress.step("matching subscriptions")
+        self._find_topics()
+        self._count_published()
+        self._find_entitled()
+        progress.step("ordering deliveries")
+        self._order_deliveries()
+        progress.step("looking for what was lost")
+        self._find_lost()
+        progress.step("what brokers carried, how long clients were away")
+        self._count_carried()
+        self._time_outages()
 
-    def release(self) -> None:
-        """Let Spark forget what it kept."""
-        for each in self._kept:
-            each.unpersist()
-        self._kept.clear()
-
-    def _keep(self, table: DataFrame) -> DataFrame:
-        kept = table.persist(StorageLevel.MEMORY_AND_DISK)
-        self._kept.append(kept)
-        kept.count()
-        return kept
+    def keep(self, name: str, table: DataFrame) -> DataFrame:
+        """Write a table and read it from there: what follows is planned from a file of known size, not from all that led to it."""
+        path = f"file://{self._work / name}.parquet"
+        table.write.mode("overwrite").parquet(path)
+        return self._spark.read.schema(table.schema).option("__globPaths__", "false").parquet(path)
 
     # -- runs --------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +195,9 @@ class Passes:
             if each.run is not None:
                 applies &= F.col("run") == each.run
             bound = F.when(applies, F.lit(each.bound_ns).cast("bigint")).otherwise(bound)
-        self.topics = self._keep(topics.select("run", "topic", keys.topic_key().alias("topic_key"), bound.alias("bound_ns")))
+        self.topics = self.keep(
+            "known_topics", topics.select("run", "topic", keys.topic_key().alias("topic_key"), bound.alias("bound_ns"))
+        )
 
     def _count_published(self) -> None:
         """``published``: by ``stream_key``, what can be expected; by ``run_code, slot``, all that was sent."""
@@ -241,25 +233,25 @@ class Passes:
             from {view} group by stream_key, run_code, slot grouping sets ((stream_key), (run_code, slot))
         """)  # noqa: S608  # no word of it comes from outside
         self._spark.catalog.dropTempView(view)
-        self.published = self._keep(grouped)
+        self.published = self.keep("published", grouped)
 
     def _find_entitled(self) -> None:
         """``flows``: the entitled ones with ``expected`` and ``expected_fingerprint``; ``clients``: who may expect which topic."""
-        subscriptions = self._keep(expectations.subscriptions(self.connections))
+        subscriptions = expectations.subscriptions(self.connections)
         shared = self.connections.where(F.col("topic").startswith(expectations.SHARED)).count()
         if shared:
             self.notes.append(f"{shared:,} shared subscriptions: nobody is expected to get what one of a group gets")
-        self.clients = self._keep(expectations.entitled_clients(subscriptions, self.topics))
+        self.clients = self.keep("clients", expectations.entitled_clients(subscriptions, self.topics))
         apart = [(run,) for run, kind in self.links.items() if kind == "separate"]
         separate = self._spark.createDataFrame(apart, "run string")
-        entitled = self._keep(expectations.entitled_flows(census.streams(self.census), self.clients, separate))
+        entitled = self.keep("entitled", expectations.entitled_flows(census.streams(self.census), self.clients, separate))
         totals = self.published.where(F.col("stream_key").isNotNull()).select(
             "stream_key", "messages", "fingerprint", "first_sent_ns"
         )
-        self._late = self._keep(expectations.late(entitled, totals))
+        self._late = self.keep("late", expectations.late(entitled, totals))
         self._late_flows = self._late.count()
         messages = self._messages()
-        self.flows = self._keep(expectations.expected(entitled, totals, messages, late_flows=self._late_flows))
+        self.flows = self.keep("expected", expectations.expected(entitled, totals, messages, late_flows=self._late_flows))
 
     def _messages(self) -> DataFrame:
         return expectations.published_messages(self.events, self.runs, any_refused=self._refused > 0)
@@ -289,9 +281,8 @@ class Passes:
             starts = self._late.select("flow", "entitled_ns")
             if self._late_flows <= expectations.BROADCAST_ROWS:
                 starts = F.broadcast(starts)
-        self.cells = self._keep(
-            deliveries.cells(self.events, self.runs, self.slot_ns, bounds=bounds, sites=sites, starts=starts)
-        )
+        table = deliveries.cells(self.events, self.runs, self.slot_ns, bounds=bounds, sites=sites, starts=starts)
+        self.cells = self.keep("cells", table)
 
     def _find_lost(self) -> None:
         got = (
@@ -299,23 +290,26 @@ class Passes:
             .groupBy("flow")
             .agg(F.sum("got").alias("got"), F.bit_xor("got_fingerprint").alias("got_fingerprint"))
         )
-        suspects = self._keep(
+        suspects = self.keep(
+            "suspects",
             self.flows.join(got, "flow", "left").where(
                 (F.coalesce("got", F.lit(0)) != F.col("expected"))
                 | (F.coalesce("got_fingerprint", F.lit(0)) != F.col("expected_fingerprint"))
-            )
+            ),
         )
-        self.outages = self._keep(downtime.outages(self.connections))
-        self.lost = self._keep(
-            expectations.lost_messages(self.events, self._messages(), suspects, self.outages, suspect_flows=suspects.count())
-        )
+        self.outages = self.keep("outages", downtime.outages(self.connections))
+        count = suspects.count()
+        lost = expectations.lost_messages(self.events, self._messages(), suspects, self.outages, suspect_flows=count)
+        self.lost = self.keep("lost", lost if count else lost.where(F.lit(False)))
 
     def _count_carried(self) -> None:
         places = brokers.wanted(self.clients, brokers.presence(self.connections))
-        self.carried = self._keep(brokers.carried(self.events, self.census, places, beyond_home=self.beyond_home))
+        table = brokers.carried(self.events, self.census, places, beyond_home=self.beyond_home)
+        self.carried = self.keep("carried", table)
 
     def _time_outages(self) -> None:
-        self.downtime = self._keep(downtime.downtime(self.events, self.outages, self.runs))
+        table = downtime.downtime(self.events, self.outages, self.runs)
+        self.downtime = self.keep("downtime", table if self.outages.limit(1).count() else table.where(F.lit(False)))
 
 
 def _nice_ns(span_ns: int) -> int:
