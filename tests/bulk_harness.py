@@ -124,6 +124,8 @@ class Relay:
         self.port = 0
         self.cut_after: list[int] = []
         """For one connection after the other; further ones are not cut."""
+        self.cut_upwards_after: list[int] = []
+        """The same, by bytes from the client."""
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,16 +151,18 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
         self.connections += 1
         left = self.cut_after.pop(0) if self.cut_after else 1 << 60
+        left_upwards = self.cut_upwards_after.pop(0) if self.cut_upwards_after else 1 << 60
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.target)
 
-        async def upwards() -> None:
+        async def upwards(left: int) -> None:
             with contextlib.suppress(ConnectionError):
-                while data := await reader.read(65_536):
-                    to_writer.write(data)
+                while left > 0 and (data := await reader.read(65_536)):
+                    to_writer.write(data[:left])
                     await to_writer.drain()
+                    left -= len(data)
             to_writer.close()
 
-        up = asyncio.create_task(upwards())
+        up = asyncio.create_task(upwards(left_upwards))
         try:
             with contextlib.suppress(ConnectionError):
                 while left > 0 and (data := await to_reader.read(65_536)):

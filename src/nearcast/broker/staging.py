@@ -86,7 +86,7 @@ class Staging:
         self._threads: ThreadPoolExecutor | None = None
         self._held: dict[Attempt, tuple[int, float]] = {}
         self.staged_bytes = 0
-        self._uploads = 0
+        self.uploads = 0
         self._upload_tasks: set[asyncio.Task[None]] = set()
         # Batches that are decided on and not yet wholly in the log, by producer.
         self._carrying_out: dict[str, asyncio.Task[None]] = {}
@@ -193,14 +193,14 @@ class Staging:
         producer = self._producer(transport, content.producer, content.batch)
         if not 0 <= content.partition <= _LARGEST or not 0 <= content.attempt <= _LARGEST:
             raise BatchRefused("partitions and attempts are numbered from 0 on")
-        if self._uploads >= MAX_UPLOADS or len(self._held) >= MAX_ATTEMPTS:
+        if self.uploads >= MAX_UPLOADS or len(self._held) >= MAX_ATTEMPTS:
             raise BatchRefused(
                 f"{MAX_UPLOADS} uploads are under way, or {MAX_ATTEMPTS:,} wait to be committed: try again later"
             )
         self._check_room(0)
         attempt = Attempt(key_of(producer), content.batch, content.partition, content.attempt)
         transport.uploads[number] = _Upload(transport, number, attempt, self.files.upload(attempt))
-        self._uploads += 1
+        self.uploads += 1
         transport.send(number, wire.Done(0))
 
     def _check_room(self, more_bytes: int) -> None:
@@ -321,7 +321,7 @@ class Staging:
         upload.transport.send(upload.number, wire.Done(rows))
 
     def _over(self, upload: _Upload) -> None:
-        self._uploads -= 1
+        self.uploads -= 1
         if upload.transport.uploads.get(upload.number) is upload:
             del upload.transport.uploads[upload.number]
         if upload.error is not None and not upload.gone:

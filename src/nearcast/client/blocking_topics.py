@@ -382,6 +382,7 @@ class BlockingTopics:
         endpoint = self._endpoint
         opened = self._open_socket(endpoint)
         self._socket = opened
+        self._welcome = None
         self._conversation = Conversation()
         try:
             opened.sendall(wire.message(0, self._hello))

@@ -108,9 +108,9 @@ async def test_passwords_are_checked_by_the_brokers_own_rules(tmp_path: Path) ->
         address = url(found).removeprefix("nearcast://")
         async with Topics(f"nearcast://ann:right@{address}") as topics:
             assert await topics.topics() == []
-        for options in ({"username": "ann", "password": "wrong"}, {"username": "bob", "password": "right"}, {}):
+        for username, password in (("ann", "wrong"), ("bob", "right"), (None, None)):
             with pytest.raises(ConnectionRefused) as refused:
-                await Topics(url(found), reconnect_seconds=0, **options).__aenter__()
+                await Topics(url(found), username=username, password=password).__aenter__()
             assert refused.value.reason_code in (0x86, 0x87)
         with pytest.raises(ConnectionRefused):
             await asyncio.to_thread(BlockingTopics(url(found), username="ann", password="wrong").open)
@@ -169,8 +169,8 @@ async def test_nothing_but_a_hello_comes_first(tmp_path: Path) -> None:
 
 @in_loop
 async def test_whoever_says_nothing_is_sent_away(tmp_path: Path) -> None:
-    async with broker(tmp_path) as found:
-        async with connected(found, welcome=False) as silent, connected(found) as idle, connected(found) as reading:
+    async with broker(tmp_path) as found, connected(found) as reading, connected(found) as idle:
+        async with connected(found, welcome=False) as silent:
             reading.send(1, wire.Open(["a/#"], follow=True))
             assert isinstance((await reading.message())[1], wire.Opened)
             silent.writer.write(b"\x05")  # half a header
