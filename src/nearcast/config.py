@@ -303,6 +303,11 @@ class Persistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _require(self.snapshot_bytes >= 65_536, "snapshot_bytes", "must be at least 65,536")
 
 
+MAX_KEPT = 9_000_000_000_000_000_000
+MAX_KEPT_SECONDS = 100_000_000_000.0
+"""Beyond these, "no bound" (0) is meant; and infinity has no place in the files that keep such bounds."""
+
+
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of a topic is kept. Whichever bound is reached first holds; 0 is no bound. The newest record always stays."""
 
@@ -316,8 +321,10 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long a record is kept."""
 
     def __post_init__(self) -> None:
-        for field in ("max_records", "max_bytes", "max_age_seconds"):
-            _require(getattr(self, field) >= 0, field, "must not be negative")
+        for field in ("max_records", "max_bytes"):
+            _require(0 <= getattr(self, field) <= MAX_KEPT, field, f"must be between 0 and {MAX_KEPT:,}")
+        age = self.max_age_seconds
+        _require(0 <= age <= MAX_KEPT_SECONDS, "max_age_seconds", f"must be between 0 and {MAX_KEPT_SECONDS:,.0f}")
 
 
 class TopicRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -232,6 +232,7 @@ def test_publish(broker: NearcastBroker, tmp_path: Path) -> None:
         ["tail", "d/door", "--raw", "--json"],
         ["create", "a", "--max-bytes", "10 apples"],
         ["create", "a", "--max-age", "-5"],
+        ["create", "a", "--max-records", "99999999999999999999"],
         ["publish", "d/p"],
         ["publish", "d/p", "-m", "a", "-l"],
         ["publish", "d/p", "-m", "a", "-p", "novalue"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nearcast.config import BrokerConfig, Limits, Listener, Observability, Persistence, Security
+from nearcast.config import BrokerConfig, Limits, Listener, Observability, Persistence, Retention, Security
 from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 
@@ -146,3 +146,10 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 def test_values_are_checked_in_python_too() -> None:
     with pytest.raises(ValueError, match="`max_connections` must be at least 1"):
         Limits(max_connections=0)
+
+
+@pytest.mark.parametrize("bound", [-1, 2**63, float("inf"), float("nan")])
+@pytest.mark.parametrize("field", ["max_records", "max_bytes", "max_age_seconds"])
+def test_bounds_of_retention_are_numbers_that_can_be_kept(field: str, bound: float) -> None:
+    with pytest.raises(ValueError, match=f"`{field}` must be between 0 and"):
+        Retention(**{field: bound})  # type: ignore[arg-type]

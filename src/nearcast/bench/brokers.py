@@ -183,7 +183,7 @@ def _ours(path: str, port: int, directory: Path, window: int) -> list[str]:
 
 
 def _ours_with_data(path: str, port: int, directory: Path, window: int) -> list[str]:
-    return [*_ours(path, port, directory, window), "--data", str(directory / "data")]
+    return [*_ours(path, port, directory, window), "--data", str(directory / "data"), "--no-bulk-port"]
 
 
 # --- others

@@ -25,7 +25,7 @@ from nearcast.cli.quantities import parse_time
 from nearcast.client import Properties
 from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.records import Place, Record, TopicState
-from nearcast.errors import ConfigError, TopicUnknown
+from nearcast.errors import ConfigError, NearcastError, TopicUnknown
 from nearcast.topiclog.conversation import MissingRecords
 from nearcast.topiclog.rules import RuleTable
 
@@ -34,6 +34,8 @@ topic_rules.register(app)
 
 LOOK = "Look"
 WRITE = "Write"
+
+MAX_LINE_BYTES = 16_777_216
 
 CHUNK_BYTES = 262_144
 """What is read of standard input, and published, at once."""
@@ -262,7 +264,7 @@ def _place(text: str) -> Place:
 
 
 def _tell_gap(missing: MissingRecords) -> None:
-    gone = f"records {missing.first_index} to {missing.next_index - 1} of {missing.topic}"
+    gone = f"records {missing.first_index} to {missing.next_index - 1} of {display.printable(missing.topic)}"
     typer.secho(f"nearcast: {gone} are gone: retention removed them", fg=typer.colors.YELLOW, err=True)
 
 
@@ -345,6 +347,8 @@ def _payloads(message: str | None, file: Path | None) -> Iterator[list[bytes]]:
         rest = b""
         while chunk := os.read(descriptor, CHUNK_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise NearcastError(f"a line on standard input is longer than {MAX_LINE_BYTES:,} bytes: use --file")
             if lines:
                 yield [line.removesuffix(b"\r") for line in lines]
         if rest:

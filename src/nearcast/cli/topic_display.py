@@ -34,7 +34,7 @@ def rules_table(rules: Sequence[TopicRule]) -> Table:
     """The rules in the order in which they decide."""
     table = _table("Rule", "Mode", "Keeps of each topic")
     for rule in rules:
-        table.add_row(Text(_printable(rule.topic)), rule.mode, retention_words(rule.retention))
+        table.add_row(Text(printable(rule.topic)), rule.mode, retention_words(rule.retention))
     return table
 
 
@@ -46,7 +46,7 @@ def topics_table(states: Sequence[TopicState], now: datetime) -> Table:
     for state in states:
         empty = state.count == 0
         table.add_row(
-            Text(_printable(state.topic)),
+            Text(printable(state.topic)),
             f"{state.count:,}",
             "-" if empty else str(state.first_index),
             "-" if empty else str(state.latest_index),
@@ -61,7 +61,7 @@ def topic_details(state: TopicState, rule: TopicRule | None, last_minute: int, n
     lines = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     lines.add_column(style="dim", no_wrap=True)
     lines.add_column()
-    lines.add_row("topic", Text(_printable(state.topic), style="bold"))
+    lines.add_row("topic", Text(printable(state.topic), style="bold"))
     if state.count:
         lines.add_row("records", f"{state.count:,}: {state.first_index} to {state.latest_index}")
     else:
@@ -75,7 +75,7 @@ def topic_details(state: TopicState, rule: TopicRule | None, last_minute: int, n
     if rule is None:
         lines.add_row("rule", "none any more: what is here stays, new messages are not kept")
     else:
-        lines.add_row("rule", Text(f"{_printable(rule.topic)} ({rule.mode})"))
+        lines.add_row("rule", Text(f"{printable(rule.topic)} ({rule.mode})"))
         lines.add_row("keeps", retention_words(rule.retention))
     return lines
 
@@ -144,28 +144,28 @@ def record_fields(record: Record) -> dict[str, Any]:
 def record_details(record: Record, now: datetime) -> str:
     """Everything about a record but its payload, a line each."""
     lines = [
-        ("topic", _printable(record.topic)),
+        ("topic", printable(record.topic)),
         ("index", str(record.index)),
         ("time", f"{iso(record.time_us)} ({show_ago(record.time_us, now)})"),
-        ("publisher", _printable(record.publisher) or "the broker itself"),
+        ("publisher", printable(record.publisher) or "the broker itself"),
         ("qos", f"{record.qos}{', retained' if record.retain else ''}"),
     ]
     if record.content_type is not None:
-        lines.append(("content type", _printable(record.content_type)))
+        lines.append(("content type", printable(record.content_type)))
     if record.payload_format is not None:
         lines.append(("payload format", "UTF-8 text" if record.payload_format == 1 else "bytes"))
     if record.response_topic is not None:
-        lines.append(("response topic", _printable(record.response_topic)))
+        lines.append(("response topic", printable(record.response_topic)))
     if record.correlation_data is not None:
         lines.append(("correlation", record.correlation_data.hex(" ")))
-    lines.extend(("property", _printable(f"{name} = {value}")) for name, value in record.user_properties)
+    lines.extend(("property", printable(f"{name} = {value}")) for name, value in record.user_properties)
     lines.append(("payload", f"{len(record.payload):,} bytes"))
     return "\n".join(f"{name + ':':<16}{value}" for name, value in lines)
 
 
 def tail_line(record: Record, now: datetime) -> str:
     """A record in one line: time, topic and index, payload."""
-    return f"{show_time(record.time_us, now)}  {_printable(record.topic)} {record.index}  {one_line(record.payload)}"
+    return f"{show_time(record.time_us, now)}  {printable(record.topic)} {record.index}  {one_line(record.payload)}"
 
 
 def one_line(payload: bytes) -> str:
@@ -173,7 +173,7 @@ def one_line(payload: bytes) -> str:
     text = as_text(payload)
     if text is None:
         return f"0x{payload.hex()}"
-    return _printable(text)
+    return printable(text)
 
 
 def as_text(payload: bytes) -> str | None:
@@ -201,7 +201,7 @@ def iso(time_us: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{microseconds:06d}Z"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What others chose must not be able to move the cursor or colour the terminal."""
     if text.isprintable():
         return text

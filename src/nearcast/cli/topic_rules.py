@@ -149,11 +149,14 @@ def _as_what(rule: TopicRule) -> str:
 
 
 def _retention(max_records: str | None, max_bytes: str | None, max_age: str | None) -> Retention:
-    return Retention(
-        max_records=0 if max_records is None else parse_count(max_records),
-        max_bytes=0 if max_bytes is None else parse_size(max_bytes),
-        max_age_seconds=0.0 if max_age is None else parse_duration(max_age),
-    )
+    try:
+        return Retention(
+            max_records=0 if max_records is None else parse_count(max_records),
+            max_bytes=0 if max_bytes is None else parse_size(max_bytes),
+            max_age_seconds=0.0 if max_age is None else parse_duration(max_age),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def register(app: typer.Typer) -> None:
