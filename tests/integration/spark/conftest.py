@@ -54,8 +54,11 @@ def _no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Streaming queries of a test that failed do not go on beside the next test."""
     yield
     if "spark" in request.fixturenames:
-        for query in request.getfixturevalue("spark").streams.active:
+        streams = request.getfixturevalue("spark").streams
+        for query in streams.active:
             query.stop()
+        # Nor do those that failed on purpose make the next test's waiting fail.
+        streams.resetTerminated()
 
 
 @pytest.fixture(scope="session")
