@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nearcast.errors import PipelineError
 from nearcast.pipeline import gateway as gateways
@@ -102,6 +102,8 @@ def build_session(
         # PySpark would take it from the environment.
         context.pythonExec = executor_python
         session = SparkSession(context)
+        if is_local(master):
+            _without_checksum_files(session)
     except BaseException:
         _end_jvm()
         shutil.rmtree(directory, ignore_errors=True)
@@ -116,6 +118,16 @@ def build_session(
     _directories[id(context)] = directory
     atexit.register(stop_session, session)
     return session
+
+
+def _without_checksum_files(session: SparkSession) -> None:
+    """No .crc file beside every file of checkpoints and results: disks check themselves, and each costs a micro-batch time.
+
+    Naming RawLocalFileSystem in the settings would do the same, but RocksDB's state store (transformWithState) casts what it
+    gets to LocalFileSystem, and fails.
+    """
+    jvm: Any = session._jvm
+    jvm.org.apache.hadoop.fs.FileSystem.getLocal(session._jsc.hadoopConfiguration()).setWriteChecksum(False)
 
 
 _directories: dict[int, Path] = {}

@@ -47,12 +47,6 @@ SETTINGS = (
         True,
     ),
     Setting(
-        "spark.hadoop.fs.file.impl",
-        "org.apache.hadoop.fs.RawLocalFileSystem",
-        "No .crc file beside every file; disks check themselves.",
-        True,
-    ),
-    Setting(
         "spark.sql.streaming.checkpoint.fileChecksum.enabled",
         "false",
         "No checksum file beside every file. Given up: Spark noticing that two queries share a checkpoint.",
