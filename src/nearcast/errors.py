@@ -114,8 +114,10 @@ class RecordUnavailable(NearcastError):
     """The log does not have this ``index`` of a ``topic``: it was removed (below ``first_index``) or is not there yet."""
 
     def __init__(self, topic: str, index: int, first_index: int, next_index: int) -> None:
-        if index < first_index:
+        if index < first_index and next_index > first_index:
             why = f"it was removed by retention; the oldest there is {first_index}"
+        elif index < first_index:
+            why = "all records up to now were removed"
         else:
             why = f"the newest there is {next_index - 1}" if next_index > first_index else "the topic is empty"
         super().__init__(f"topic {topic!r} has no record {index}: {why}")

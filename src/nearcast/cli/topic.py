@@ -223,6 +223,10 @@ def tail(
     patience = 10.0 if no_follow else float("inf")
     with common.connected(url, user, password_file, ca, certificate, key, insecure, reconnect_seconds=patience) as topics:
         _explain_silence(topics, filters)
+        if place == "latest" and not no_follow and sys.stderr.isatty():
+            typer.secho(
+                "waiting for new records; Ctrl-C ends, --from earliest begins with those there are", dim=True, err=True
+            )
         read = topics.read if no_follow else topics.follow
         shown = 0
         for batch in read(list(filters), place, on_gap=_tell_gap):
@@ -272,8 +276,10 @@ def _explain_silence(topics: BlockingTopics, filters: list[str]) -> None:
     """Somebody who waits for what can never come is told so."""
     rules = topics.rules()
     for topic in filters:
-        if not any(overlaps(rule.topic, topic) for rule in rules) and not topics.topics(topic):
-            typer.secho(f"nearcast: {common.not_kept(topic)}; waiting all the same", fg=typer.colors.YELLOW, err=True)
+        if any(overlaps(rule.topic, topic) for rule in rules):
+            continue
+        if not any(state.count for state in topics.topics(topic)):
+            typer.secho(f"nearcast: {common.not_kept(topic)}", fg=typer.colors.YELLOW, err=True)
 
 
 # --- write ----------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,13 @@ MaxAge = Annotated[str | None, typer.Option(metavar="TIME", help="How long: 7d, 
 def create(
     topic: Filter,
     durable: Annotated[  # said by those who like to be plain; there is nothing else to create so far
-        bool, typer.Option("--durable", help="Acknowledge messages once they are on disk (always so).", rich_help_panel=KEEP)
+        bool,
+        typer.Option(
+            "--durable",
+            help="Acknowledge messages once they are on disk; so without it, too.",
+            show_default=False,
+            rich_help_panel=KEEP,
+        ),
     ] = True,
     max_records: MaxRecords = None,
     max_bytes: MaxBytes = None,
