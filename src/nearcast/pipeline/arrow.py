@@ -57,6 +57,8 @@ _PROPERTY_COLUMNS = ("content_type", "response_topic", "correlation_data", "payl
 class Extractor:
     """Turns the blocks of one stream into record batches of ``schema``, and checks that ``ranges`` come whole.
 
+    The stream may go on over another connection, with another table of topic numbers; a table itself only grows.
+
     ``ranges`` has for each topic the first index wanted and the one after the last. Records outside are dropped: a block may
     hold more than was asked for, and a stream that was taken up again may repeat some. ``lost`` is called with a
     :class:`RecordUnavailable` for records that are missing, and decides: it raises, or the gap is skipped.
@@ -74,7 +76,7 @@ class Extractor:
         self._end: Words = bounds[:, 1].copy()
         self._topic_column = pa.array(self._names, pa.string())
         self._code_of_number: Words = np.full(64, -1, dtype=np.int64)
-        self._known: dict[int, str] = {}
+        self._table: Mapping[int, str] | None = None
 
     @property
     def remaining(self) -> dict[str, tuple[int, int]]:
@@ -112,6 +114,10 @@ class Extractor:
 
     def _codes(self, numbers: Words, names: Mapping[int, str]) -> Words:
         """For each block the place of its topic in ``ranges``; -1 for topics nobody asked for."""
+        if names is not self._table:
+            # Another table may be another connection's, where the same number is another topic.
+            self._table = names
+            self._code_of_number[:] = -1
         highest = int(numbers.max())
         if highest >= len(self._code_of_number):
             if highest not in names or highest > MAX_TOPIC_NUMBER:

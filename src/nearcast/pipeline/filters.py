@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from nearcast.mqtt.topics import matches
+from nearcast.mqtt.topics import filter_fault, matches
 from nearcast.pipeline.options import MAX_FILTERS, microseconds
 
 ALWAYS_THERE = frozenset({"topic", "index", "time", "publisher", "qos", "retain", "payload", "user_properties"})
@@ -52,8 +52,8 @@ class Wanted:
             if len(names) <= MAX_FILTERS:
                 return names
         parents = [prefix.rpartition("/")[0] for prefix in self.prefixes]
-        deepest = max((parent for parent in parents if parent and _is_name(parent)), key=len, default="")
-        return [f"{deepest}/#"] if deepest else filters
+        deepest = max((parent for parent in parents if _is_name(parent)), key=len, default="")
+        return list(dict.fromkeys(_narrowed(each, deepest) for each in filters)) if deepest else filters
 
     def selects(self, topic: str, filters: Sequence[str]) -> bool:
         """Whether a topic that the broker named is to be read."""
@@ -139,8 +139,16 @@ def _time(value: object) -> int | None:
     return microseconds(value) if isinstance(value, datetime) and value.tzinfo is not None else None
 
 
+def _narrowed(topic_filter: str, level: str) -> str:
+    """The filter, or a narrower one when it takes all that is below some level above this one."""
+    above = topic_filter.removesuffix("#")
+    if topic_filter.endswith("#") and "+" not in above and f"{level}/".startswith(above):
+        return f"{level}/#"
+    return topic_filter
+
+
 def _is_name(topic: str) -> bool:
-    return bool(topic) and not any(character in topic for character in "+#\0") and topic.isprintable()
+    return "+" not in topic and "#" not in topic and not filter_fault(topic, 1 << 16)
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

@@ -235,7 +235,7 @@ def read_partition(schema: StructType, options: ReadOptions, partition: InputPar
     from nearcast.pipeline.connections import borrowed
 
     extractor = Extractor(to_arrow_schema(schema, timezone="UTC"), ranges, losses(options))
-    with borrowed(options.connection) as topics:
+    with borrowed(options.connection, patient=True) as topics:
         for data, names in _gathered(topics.read_ranges(list(options.filters), ranges, on_gap=_ignore)):
             yield from extractor.extract(data, names)
     extractor.finish()

@@ -6,6 +6,7 @@ goes (:mod:`.offsets` decides); on the executors its ``read`` fetches partitions
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from nearcast.client.blocking_topics import BlockingTopics
 
 
+MAX_LISTING_AGE_SECONDS = 5.0
+
+
 class NearcastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming read. Offsets are described in :mod:`nearcast.pipeline.offsets`."""
 
@@ -42,6 +46,8 @@ class NearcastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: BlockingTopics | None = None
         self._target: dict[str, TopicState] | None = None
         self._latest: dict[str, TopicState] = {}
+        self._listed_at = 0.0
+        self._listing_seconds = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         # It travels to the executors; a connection does not.
@@ -63,7 +69,7 @@ class NearcastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         before = offsets.unpack(start)
-        if self._target is None:
+        if self._target is None and (before.next is None or not self._listed_lately()):
             self._latest = self._states()
         by_time = None
         if before.next is None and self._options.start.time_us is not None:
@@ -108,8 +114,18 @@ class NearcastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = limit.max_bytes
         return Limit(records, size)
 
+    def _listed_lately(self) -> bool:
+        """Whether to do with the last listing. Spark asks 100 times a second while nothing comes; where there are so many
+        topics that listing them takes long, a tenth of the time goes to it and not all."""
+        age = time.monotonic() - self._listed_at
+        return age < min(MAX_LISTING_AGE_SECONDS, 10 * self._listing_seconds)
+
     def _states(self) -> dict[str, TopicState]:
-        found = self._connection().topics(*self._options.filters)
+        connection = self._connection()
+        started = time.monotonic()
+        found = connection.topics(*self._options.filters)
+        self._listed_at = time.monotonic()
+        self._listing_seconds = self._listed_at - started
         return {each.topic: TopicState(each.topic, each.first_index, each.next_index, each.bytes) for each in found}
 
     def _connection(self) -> BlockingTopics:

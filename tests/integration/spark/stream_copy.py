@@ -35,7 +35,7 @@ def run(spark: SparkSession, url: str, directory: Path) -> None:
     output.mkdir(exist_ok=True)
     frame = (
         spark.readStream.format("nearcast")
-        .options(url=url, topics="copied/#", startingOffsets="earliest", maxRecordsPerTrigger="25")
+        .options(url=url, topics="copied/#", startingOffsets="earliest", maxRecordsPerTrigger="50")
         .load()
     )
     query = (

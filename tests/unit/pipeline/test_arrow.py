@@ -104,6 +104,15 @@ def test_a_stream_that_was_taken_up_again_repeats_nothing() -> None:
     assert [index for batch in first + second for index in batch.column("index").to_pylist()] == [1, 2, 3, 4, 5, 6]
 
 
+def test_numbers_belong_to_a_connection() -> None:
+    extractor = Extractor(ALL, {"a": (1, 3), "b": (1, 3)}, raise_it)
+    before = list(extractor.extract(block(1, 1, [b"a1"]) + block(2, 1, [b"b1"]), {1: "a", 2: "b"}))
+    after = list(extractor.extract(block(1, 2, [b"b2"]) + block(2, 2, [b"a2"]), {1: "b", 2: "a"}))
+    extractor.finish()
+    pairs = [(row["topic"], row["payload"]) for batch in before + after for row in batch.to_pylist()]
+    assert pairs == [("a", b"a1"), ("b", b"b1"), ("b", b"b2"), ("a", b"a2")]
+
+
 @pytest.mark.parametrize(
     ("data", "missing", "oldest"),
     [
