@@ -71,7 +71,7 @@ def record_chaos(directory: Path, run: str, seed: int, *, messages: int = 60) ->
                 qos = rng.choice([0, 1, 2])
                 for sequence in range(messages):
                     sent_ns = START_NS + (50 * sequence + rng.randrange(20)) * MS
-                    message = {
+                    message: dict[str, Any] = {
                         "message_id": message_id(publisher * 1_000_003 + stream * 7, sequence),
                         "stream": stream,
                         "sequence": sequence,
@@ -80,7 +80,7 @@ def record_chaos(directory: Path, run: str, seed: int, *, messages: int = 60) ->
                         "qos": qos,
                         "size_bytes": 40 + publisher,
                     }
-                    about = {
+                    about: dict[str, Any] = {
                         **message,
                         "due_ns": sent_ns - rng.randrange(30) * MS,
                         "path": (home,),

@@ -27,7 +27,7 @@ RUNS = ("first", "second")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    print(f"seed {SEED}")
+    print(f"seed {SEED}")  # noqa: T201
     found = {}
     for number, run in enumerate(RUNS):
         found[run] = tmp_path_factory.mktemp(run) / "events"

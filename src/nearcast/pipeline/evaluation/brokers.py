@@ -1,10 +1,10 @@
 """What brokers carried, and for whom: excess data as the broadcast-group paper counts it (section IV-D).
 
-A broker *carried* a message when it is on the path of an event of it. That was right when the publisher is connected there, or a
-client there was subscribed to it when it was sent; all else is excess. Each message counts once per broker.
+A broker *carried* a message when it is on the path of an event of it. That was right when the publisher is connected there,
+or a client there was subscribed to it when it was sent; all else is excess. Each message counts once per broker.
 
-Of what brokers send each other for nobody, clients see only what lies on the way of something that arrived. Brokers that record
-events of the kind ``carried`` (``path``: their own name) are counted in full.
+Of what brokers send each other for nobody, clients see only what lies on the way of something that arrived. Brokers that
+record events of the kind ``carried`` (``path``: their own name) are counted in full.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _place_key(broker: str | Column) -> Column:
 
 
 def carried(events: DataFrame, counted: DataFrame, places: DataFrame, *, beyond_home: bool) -> DataFrame:
-    """``run, broker, carried_messages, carried_bytes, excess_messages, excess_bytes``. ``beyond_home``: whether any message was
-    seen at another broker than its publisher's; if not, the census has all of it."""
+    """``run, broker, carried_messages, carried_bytes, excess_messages, excess_bytes``. ``beyond_home``: whether any message
+    was seen at another broker than its publisher's; if not, the census has all of it."""
     at_home = (
         counted.where(F.col("kind") == "published")
         .select("run", F.try_element_at("path", F.lit(1)).alias("broker"), "messages", "bytes")

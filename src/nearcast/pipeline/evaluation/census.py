@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from nearcast.pipeline.evaluation import keys
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 MESSAGE_KINDS = ("published", "acknowledged", "refused", "skipped", "delivered", "carried")
 CONNECTION_KINDS = ("connected", "subscribed", "disconnected", "unconnected")
@@ -55,7 +55,7 @@ def census(events: DataFrame) -> DataFrame:
     )
 
 
-def _missing(*names: str) -> F.Column:
+def _missing(*names: str) -> Column:
     return F.greatest(*(F.col(name).isNull() for name in names))
 
 

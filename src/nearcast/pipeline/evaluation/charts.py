@@ -92,7 +92,8 @@ def _path(line: Line, along: _Axis, up: _Axis, log_x: bool, log_y: bool) -> str:
         style += ";stroke-width:1;opacity:.65"
     # A single point is a line without length: round ends make it a dot.
     path = "".join(words)
-    return f'<path class="line" d="{path}{"h.01" if len(words) == 1 else ""}" style="{style}"><title>{escape(line.label)}</title></path>'
+    dot = "h.01" if len(words) == 1 else ""
+    return f'<path class="line" d="{path}{dot}" style="{style}"><title>{escape(line.label)}</title></path>'
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def bar_chart(bars: Sequence[Bar], names: Sequence[str], *, x: str, value_format
     for value, place in along.ticks():
         parts.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
         parts.append(
-            f'<text class="tick" text-anchor="middle" x="{place:.1f}" y="{height - BOTTOM + 16}">{escape(value_format(value))}</text>'
+            f'<text class="tick" text-anchor="middle" x="{place:.1f}" y="{height - BOTTOM + 16}">'
+            f"{escape(value_format(value))}</text>"
         )
     parts.append(f'<text class="axis" text-anchor="middle" x="{(left + WIDTH - 90) / 2}" y="{height - 8}">{escape(x)}</text>')
     for number, bar in enumerate(bars):
@@ -171,12 +173,13 @@ def heat_map(
             x = left + number * room
             parts.append(
                 f'<rect x="{x + 1}" y="{y + 1}" width="{room - 2}" height="{tall - 2}" rx="2" '
-                f'style="fill:var({colour});opacity:{0.15 + 0.75 * share:.2f}"><title>{escape(f"{row} → {column}: {value:.3g} ms")}'
-                "</title></rect>"
+                f'style="fill:var({colour});opacity:{0.15 + 0.75 * share:.2f}">'
+                f"<title>{escape(f'{row} → {column}: {value:.3g} ms')}</title></rect>"
             )
             if room >= 36:
                 parts.append(
-                    f'<text class="cell" text-anchor="middle" x="{x + room / 2:.1f}" y="{y + tall / 2 + 4:.1f}">{value:.3g}</text>'
+                    f'<text class="cell" text-anchor="middle" x="{x + room / 2:.1f}" y="{y + tall / 2 + 4:.1f}">'
+                    f"{value:.3g}</text>"
                 )
     parts.append(f'<text class="axis" x="{left}" y="{height - 10}">{escape(said)}</text>')
     return _svg(parts, height, said, width)
@@ -221,7 +224,8 @@ def _frame(along: _Axis, up: _Axis, x: str, y: str, y_format: Callable[[float], 
     for value, place in along.ticks():
         parts.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
         parts.append(
-            f'<text class="tick" text-anchor="middle" x="{place:.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(number(value))}</text>'
+            f'<text class="tick" text-anchor="middle" x="{place:.1f}" y="{HEIGHT - BOTTOM + 16}">'
+            f"{escape(number(value))}</text>"
         )
     for value, place in up.ticks():
         shown = (y_format or number)(value)
@@ -246,7 +250,8 @@ def _svg(parts: list[str], height: float, title: str, width: float = WIDTH) -> s
 
 def _legend(entries: Sequence[tuple[str, int, bool]]) -> str:
     keys = "".join(
-        f'<span><i class="{"dashed" if dashed else ""}" style="--k:var(--c{colour % COLOURS})"></i>{escape(_short(label, 60))}</span>'
+        f'<span><i class="{"dashed" if dashed else ""}" style="--k:var(--c{colour % COLOURS})"></i>'
+        f"{escape(_short(label, 60))}</span>"
         for label, colour, dashed in entries
         if label
     )

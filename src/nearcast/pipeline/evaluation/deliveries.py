@@ -1,10 +1,12 @@
-"""Everything that follows from ``delivered`` events, in one pass over them: one shuffle, one sort, one window, one aggregation.
+"""Everything that follows from ``delivered`` events, in one pass over them: one shuffle, one sort, one window, one
+aggregation.
 
 A *flow* is what one subscriber gets of one stream (publisher, stream, topic). Rows are brought together by flow and ordered by
 the number of the message in its stream, newest first. In that order
 
 - a row whose message is that of the row before is a duplicate;
-- a first delivery is out of order when a newer message arrived before it, that is, when the smallest arrival of the rows before
+- a first delivery is out of order when a newer message arrived before it, that is, when the smallest arrival of the rows
+  before
   is earlier;
 - late messages with none in time between them, an *episode*, share the number of rows in time before them.
 
@@ -48,12 +50,13 @@ def cells(
 ) -> DataFrame:
     """The cells.
 
-    ``runs``: ``run, run_code, start_ns, cutoff_ns``. ``bounds``: ``topic_key, bound_ns``, or one for all. ``sites``: ``client_key,
-    from_ns, until_ns, site_code``. ``starts``: ``flow, entitled_ns`` of those flows whose subscriber came after the first message.
+    ``runs``: ``run, run_code, start_ns, cutoff_ns``. ``bounds``: ``topic_key, bound_ns``, or one for all. ``sites``:
+    ``client_key, from_ns, until_ns, site_code``. ``starts``: ``flow, entitled_ns`` of those flows whose subscriber came after
+    the first message.
     """
     rows = live_deliveries(events).join(F.broadcast(runs), "run")
     pair: Column = F.lit(None).cast("int")
-    columns = [
+    columns: list[Column | str] = [
         keys.flow_key().alias("flow"),
         F.coalesce("sequence", "sent_ns").alias("position"),
         "message_id",

@@ -49,14 +49,16 @@ class EvaluationOptions:
     """Messages sent so shortly before the end of a run may be on their way: nobody is expected to have got them."""
 
     links: Links = "auto"
-    """Whether subscribers at other brokers than the publisher's are entitled to a message; ``auto``: when any such one got one."""
+    """Whether subscribers at other brokers than the publisher's are entitled to a message; ``auto``: when any such one got
+    one."""
 
     skip_damaged: bool = False
     """Leave out files that cannot be read, with a note, instead of refusing."""
 
 
 class Evaluation:
-    """What came of it: DataFrames by name, read from files in ``directory``; :meth:`close` removes those nobody asked to keep."""
+    """What came of it: DataFrames by name, read from files in ``directory``; :meth:`close` removes those nobody asked to
+    keep."""
 
     def __init__(self, inputs: Inputs, passes: Passes, options: EvaluationOptions, directory: Path, *, keep: bool) -> None:
         self.inputs = inputs
@@ -102,8 +104,8 @@ def evaluate(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate recorded runs: files, directories of them, or folders of experiments. The tables are Parquet files in ``out``, or
-    in a temporary directory. On a cluster, events and ``out`` are on a file system that all its machines share."""
+    """Evaluate recorded runs: files, directories of them, or folders of experiments. The tables are Parquet files in ``out``,
+    or in a temporary directory. On a cluster, events and ``out`` are on a file system that all its machines share."""
     options = options or EvaluationOptions()
     progress = progress or Silent()
     progress.step("looking at the files")
@@ -137,8 +139,8 @@ def evaluate(
 
 @contextlib.contextmanager
 def _settings(spark: SparkSession, rows: int) -> Iterator[None]:
-    """More partitions for more events, and for few of them no planning that costs more than it saves; what the session had comes
-    back."""
+    """More partitions for more events, and for few of them no planning that costs more than it saves; what the session had
+    comes back."""
     partitions = min(2_000, -(-rows // ROWS_PER_PARTITION))
     wanted = {"spark.sql.shuffle.partitions": str(partitions)}
     if partitions == 1:

@@ -1,12 +1,12 @@
 """What should have been delivered, and what of it never was.
 
-A subscriber is *entitled* to the messages of a stream that were sent after a subscription of its to a filter that matches their
-topic was confirmed for the first time, until ``settle`` before the end of the run; not to those the broker refused. Subscriptions
-last: a client that comes back has them again, as MQTT clients do.
+A subscriber is *entitled* to the messages of a stream that were sent after a subscription of its to a filter that matches
+their topic was confirmed for the first time, until ``settle`` before the end of the run; not to those the broker refused.
+Subscriptions last: a client that comes back has them again, as MQTT clients do.
 
-How many that are is counted without pairing messages and subscribers: each stream's messages are counted once, and a flow expects
-all of them, or all but those before its subscription. A flow that got as many messages, with the same exclusive or of their
-hashes, lost none. Only the streams of the others are gone through message by message, to say which were lost and how.
+How many that are is counted without pairing messages and subscribers: each stream's messages are counted once, and a flow
+expects all of them, or all but those before its subscription. A flow that got as many messages, with the same exclusive or of
+their hashes, lost none. Only the streams of the others are gone through message by message, to say which were lost and how.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def entitled_clients(wanted: DataFrame, topics: DataFrame) -> DataFrame:
 
 
 def entitled_flows(streams: DataFrame, clients: DataFrame, separate: DataFrame) -> DataFrame:
-    """Every stream with each client that is entitled to it. ``separate`` names the runs whose brokers are not linked: there, only
-    clients of the publisher's own broker are."""
+    """Every stream with each client that is entitled to it. ``separate`` names the runs whose brokers are not linked: there,
+    only clients of the publisher's own broker are."""
     paired = streams.join(clients, ["run", "topic"]).join(
         F.broadcast(separate.withColumn("apart", F.lit(True))), "run", "left"
     )
@@ -91,8 +91,9 @@ def published_messages(events: DataFrame, runs: DataFrame, *, any_refused: bool)
 
 
 def expected(entitled: DataFrame, totals: DataFrame, messages: DataFrame, *, late_flows: int) -> DataFrame:
-    """``entitled`` with ``expected`` and ``expected_fingerprint``. ``totals``: ``stream_key, messages, fingerprint, first_sent_ns``
-    of what can be expected of each stream. ``late_flows``: how many came after the first message of their stream."""
+    """``entitled`` with ``expected`` and ``expected_fingerprint``. ``totals``: ``stream_key, messages, fingerprint,
+    first_sent_ns`` of what can be expected of each stream. ``late_flows``: how many came after the first message of their
+    stream."""
     joined = entitled.join(totals, "stream_key", "left")
     count, mark = F.coalesce("messages", F.lit(0)), F.coalesce("fingerprint", F.lit(0))
     if not late_flows:

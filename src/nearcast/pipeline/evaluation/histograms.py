@@ -50,8 +50,8 @@ def middle_ms(number: Column) -> Column:
 
 
 def distribution(cells: DataFrame, keys: Sequence[str], sums: Sequence[str] = ()) -> DataFrame:
-    """Count, mean, percentiles and extremes of each group, from ``bucket, samples, latency_ms, min_ns, max_ns``; ``sums`` names
-    further columns to add up. Cells without a bucket count for ``sums`` alone."""
+    """Count, mean, percentiles and extremes of each group, from ``bucket, samples, latency_ms, min_ns, max_ns``; ``sums``
+    names further columns to add up. Cells without a bucket count for ``sums`` alone."""
     merged = cells.groupBy(*keys, "bucket").agg(
         F.sum("samples").alias("samples"),
         F.sum("latency_ms").alias("latency_ms"),

@@ -1,8 +1,8 @@
 """The passes over the events, in the order in which one needs the other; what they leave behind is small and kept.
 
-What they find is written to files, and the next pass begins from those. Owns how often events are read: once for the census and once each for connections, for what was published and for what was
-delivered; and again, in part, only where something was lost, where clients lost their connections, and where messages passed
-other brokers than their publisher's.
+What they find is written to files, and the next pass begins from those. Owns how often events are read: once for the census
+and once each for connections, for what was published and for what was delivered; and again, in part, only where something was
+lost, where clients lost their connections, and where messages passed other brokers than their publisher's.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Passes:
         self._time_outages()
 
     def keep(self, name: str, table: DataFrame) -> DataFrame:
-        """Write a table and read it from there: what follows is planned from a file of known size, not from all that led to it."""
+        """Write a table and read it from there: what follows is planned from a file of known size, not from all that led to
+        it."""
         path = f"file://{self._work / name}.parquet"
         table.write.mode("overwrite").parquet(path)
         return self._spark.read.schema(table.schema).option("__globPaths__", "false").parquet(path)
@@ -134,7 +135,7 @@ class Passes:
         self.slot_ns = self._wanted.slot_ns or _nice_ns(longest_ns)
         if longest_ns // self.slot_ns > MAX_SLOTS:
             raise PipelineError(
-                f"{longest_ns / 1e9:,.0f} s in pieces of {self.slot_ns / 1e9:g} s are more than {MAX_SLOTS:,}: lengthen --bucket"
+                f"{longest_ns / 1e9:,.0f} s are more than {MAX_SLOTS:,} pieces of {self.slot_ns / 1e9:g} s: lengthen --bucket"
             )
         rows = [
             (span.run, number, span.start_ns, span.end_ns, span.end_ns - self._wanted.settle_ns)
@@ -158,8 +159,8 @@ class Passes:
         )
         if mixed:
             raise PipelineError(
-                f"the run {mixed[0].run} holds more messages of {mixed[0].publisher} than it has numbers for: events of two runs "
-                "with one name are mixed; keep each in a folder of its own and name both"
+                f"the run {mixed[0].run} holds more messages of {mixed[0].publisher} than it has numbers for: events of two "
+                "runs with one name are mixed; keep each in a folder of its own and name both"
             )
 
     def _find_links(self) -> None:
@@ -236,7 +237,8 @@ class Passes:
         self.published = self.keep("published", grouped)
 
     def _find_entitled(self) -> None:
-        """``flows``: the entitled ones with ``expected`` and ``expected_fingerprint``; ``clients``: who may expect which topic."""
+        """``flows``: the entitled ones with ``expected`` and ``expected_fingerprint``; ``clients``: who may expect which
+        topic."""
         subscriptions = expectations.subscriptions(self.connections)
         shared = self.connections.where(F.col("topic").startswith(expectations.SHARED)).count()
         if shared:

@@ -31,7 +31,8 @@ _STYLE = """
 --good:#4cc38a;--c0:#58a6ff;--c1:#ff9d5c;--c2:#3fcf9f;--c3:#e59ac4;--c4:#e3b341;--c5:#8fd3ff}}
 *{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1400px;margin:0 auto;padding:24px}h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:36px 0 10px}
-h3{font-size:15px;margin:0 0 6px}p{margin:6px 0}.dim,.none{color:var(--dim)}code{font:13px ui-monospace,monospace;word-break:break-word}
+h3{font-size:15px;margin:0 0 6px}p{margin:6px 0}.dim,.none{color:var(--dim)}
+code{font:13px ui-monospace,monospace;word-break:break-word}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:16px}
 figure{margin:0;padding:14px;background:var(--panel);border-radius:8px;min-width:0}figcaption{color:var(--dim);font-size:13px}
 svg{width:100%;height:auto;display:block}.grid{stroke:var(--grid);stroke-width:1}.line{fill:none;stroke-width:2;
@@ -107,6 +108,10 @@ def milliseconds(value: Any) -> str:
     return "–" if value is None else (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}")
 
 
+def plain(value: Any) -> str:
+    return "–" if value is None else number(value)
+
+
 def percent(value: Any) -> str:
     return "–" if value is None else ("0 %" if value == 0 else f"{100 * value:.3g} %")
 
@@ -148,7 +153,7 @@ def _glance(runs: Sequence[Row]) -> str:
     if any(run["strategy"] for run in runs):
         columns.append(("strategy", "strategy", text))
     columns += [
-        ("duration_s", "seconds", number),
+        ("duration_s", "seconds", plain),
         ("published", "published", count),
         ("delivered", "delivered", count),
         ("expected", "expected", count),
@@ -300,7 +305,7 @@ def _violations(summary: dict[str, Any]) -> str:
         *several,
         ("topic", "topic", text),
         ("subscriber", "subscriber", text),
-        ("begin_s", "from s", number),
+        ("begin_s", "from s", plain),
         ("duration_ms", "ms", milliseconds),
         ("messages", "messages", count),
         ("worst_ms", "worst ms", milliseconds),
@@ -455,21 +460,22 @@ def _downtime(summary: dict[str, Any]) -> str:
 def _definitions(summary: dict[str, Any]) -> str:
     error = 100 * summary["relative_error"]
     entries = {
-        "Latency": "From sending (handing a message to the MQTT client) to arrival, of first deliveries; retained messages that come "
-        f"because of a subscription are left out. Percentiles are nearest ranks, to within {error:g} %; smallest, largest and mean "
-        "are exact.",
-        "Expected": "Messages that were published and not refused, for every subscriber whose subscription to a matching filter had "
-        f"been confirmed when they were sent; not those sent in the last {summary['settle_s']:g} s.",
-        "Lost": "Expected and never delivered. Away: the subscriber had no connection when the message was sent. Never acknowledged: "
-        "the publisher had no answer at QoS 1 or 2. QoS 0: agreed between publisher and subscriber, and promises nothing. "
-        "Unexplained: none of these.",
+        "Latency": "From sending (handing a message to the MQTT client) to arrival, of first deliveries; retained messages "
+        f"that come because of a subscription are left out. Percentiles are nearest ranks, to within {error:g} %; smallest, "
+        "largest and mean are exact.",
+        "Expected": "Messages that were published and not refused, for every subscriber whose subscription to a matching "
+        f"filter had been confirmed when they were sent; not those sent in the last {summary['settle_s']:g} s.",
+        "Lost": "Expected and never delivered. Away: the subscriber had no connection when the message was sent. Never "
+        "acknowledged: the publisher had no answer at QoS 1 or 2. QoS 0: agreed between publisher and subscriber, and "
+        "promises nothing. Unexplained: none of these.",
         "Twice": "Deliveries of a message that the subscriber had already.",
         "Out of order": "First deliveries of a message after one that its publisher sent later, in the same stream.",
-        "Violations": "Late or lost, of what was expected under a bound. An episode: consecutive messages of a stream that came late "
-        "to a subscriber, with none in time between them; from when the first was due to when the last arrived.",
-        "Excess data": "Payload of messages that passed a broker where neither their publisher was connected nor anybody subscribed "
-        "to them; once per message and broker. Clients see only the brokers on the way of what arrived.",
-        "Away": "From losing a connection to having one again; to the confirmed subscription, where one was made; to the next message.",
+        "Violations": "Late or lost, of what was expected under a bound. An episode: consecutive messages of a stream that "
+        "came late to a subscriber, with none in time between them; from when the first was due to when the last arrived.",
+        "Excess data": "Payload of messages that passed a broker where neither their publisher was connected nor anybody was "
+        "subscribed to them; once per message and broker. Clients see only the brokers on the way of what arrived.",
+        "Away": "From losing a connection to having one again; to the confirmed subscription, where one was made; to the next "
+        "message.",
     }
     return (
         "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in entries.items()) + "</dl>"

@@ -92,9 +92,9 @@ def _identity(evaluation: Evaluation, name: str) -> dict[str, Any]:
 def _notes(evaluation: Evaluation, runs: list[dict[str, Any]]) -> list[str]:
     """What qualifies the figures."""
     found = []
-    for run in evaluation.inputs.runs:
-        if run.folder is not None and not run.folder.complete:
-            found.append(f"{run.name}: this run was not complete: what was on its way when it ended counts as lost")
+    for recorded in evaluation.inputs.runs:
+        if recorded.folder is not None and not recorded.folder.complete:
+            found.append(f"{recorded.name}: this run was not complete: what was on its way when it ended counts as lost")
     for run in runs:
         name = run["run"]
         if not run["published"] and run["delivered"]:
@@ -103,8 +103,8 @@ def _notes(evaluation: Evaluation, runs: list[dict[str, Any]]) -> list[str]:
             found.append(f"{name}: nobody was recorded as subscribed to what was published: losses cannot be told")
         if run["unexpected"]:
             found.append(
-                f"{name}: {run['unexpected']:,} deliveries to clients that were not recorded as subscribed, or of messages that "
-                "were not recorded as published"
+                f"{name}: {run['unexpected']:,} deliveries to clients that were not recorded as subscribed, or of messages "
+                "that were not recorded as published"
             )
         if run["late_to_send"] > LATE_TO_SEND_WORTH_SAYING * max(1, run["published"]):
             found.append(f"{name}: {run['late_to_send']:,} of {run['published']:,} messages were sent 10 ms late or later")

@@ -1,7 +1,8 @@
 """Recorded runs that never were: events in the schema of recordings, made by the million, to try the evaluation on.
 
-``python -m nearcast.pipeline.evaluation.synthetic FOLDER --events 20000000`` writes a folder like that of an experiment: events,
-and the sites of its clients. What is wrong with the deliveries (late, lost, twice, out of order) is drawn from the seed.
+``python -m nearcast.pipeline.evaluation.synthetic FOLDER --events 20000000`` writes a folder like that of an experiment:
+events, and the sites of its clients. What is wrong with the deliveries (late, lost, twice, out of order) is drawn from the
+seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The tables of an evaluation, made from what the passes left behind. Each is a DataFrame; docs/guides/evaluating.md lists them."""
+"""The tables of an evaluation, made from what the passes left behind. Each is a DataFrame; docs/guides/evaluating.md lists
+them."""
 
 from __future__ import annotations
 
@@ -351,11 +352,41 @@ class Tables:
             for position, label in enumerate(("p50", "p90", "max"))
         ]
         zero = (
-            "published acknowledged refused skipped delivered published_bytes delivered_bytes late_to_send flows topics publishers "
-            "subscribers expected got late lost lost_away lost_unacknowledged lost_qos_0 lost_unexplained duplicates out_of_order "
-            "retained unexpected episodes violation_ms outages never_back moves downtime_ms carried_messages carried_bytes "
-            "excess_messages excess_bytes"
-        ).split()
+            "published",
+            "acknowledged",
+            "refused",
+            "skipped",
+            "delivered",
+            "published_bytes",
+            "delivered_bytes",
+            "late_to_send",
+            "flows",
+            "topics",
+            "publishers",
+            "subscribers",
+            "expected",
+            "got",
+            "late",
+            "lost",
+            "lost_away",
+            "lost_unacknowledged",
+            "lost_qos_0",
+            "lost_unexplained",
+            "duplicates",
+            "out_of_order",
+            "retained",
+            "unexpected",
+            "episodes",
+            "violation_ms",
+            "outages",
+            "never_back",
+            "moves",
+            "downtime_ms",
+            "carried_messages",
+            "carried_bytes",
+            "excess_messages",
+            "excess_bytes",
+        )
         return joined.select(
             "run",
             "strategy",
