@@ -1,7 +1,8 @@
 """Rows on their way into a batch: how a producer packs them, and how the broker takes them apart again.
 
 Rows travel and wait in blocks of the log: a TOPIC block gives a name its number within the upload, and RECORDS blocks hold the
-rows; index, time and publisher are left open. Rows that follow each other and share topic, properties and flags share a block.
+rows; index, time and publisher are left open. Rows of one piece that share topic, properties and flags share a block: the rows
+of a topic stay in their order, while those of different topics need not.
 The broker trusts none of it: :class:`UploadReader` checks every byte, whatever way the upload is cut into pieces.
 """
 
@@ -27,48 +28,49 @@ class StagedRows:
     """Packs the rows of one upload. ``max_frame_bytes`` is what the broker takes in one piece."""
 
     def __init__(self, max_frame_bytes: int) -> None:
-        self._piece_bytes = min(PIECE_BYTES, max_frame_bytes)
-        self._max_row_bytes = max_frame_bytes - blocks.HEADER_BYTES - 16
+        self._max_row_bytes = max_frame_bytes - 4 * blocks.HEADER_BYTES
+        self._piece_bytes = min(PIECE_BYTES, self._max_row_bytes)
         self._topics: dict[str, int] = {}
         self.rows = 0
 
     def encode(self, rows: Iterable[tuple[str, bytes, bytes, int]]) -> Iterator[bytes]:
         """Pieces to send, of whole blocks, for rows (topic, payload, encoded properties, flags)."""
         gathered: list[bytes] = []
-        gathered_bytes = 0
-        payloads: list[bytes] = []
-        payload_bytes = 0
-        shared: tuple[str, bytes, int] | None = None
+        open_groups: dict[str, tuple[bytes, int, list[bytes]]] = {}
+        size = 0
         for topic, payload, properties, flags in rows:
-            key = (topic, properties, flags)
-            if key != shared or payload_bytes + len(payload) > self._piece_bytes // 2:
-                if payloads and shared is not None:
-                    gathered_bytes += self._close(gathered, shared, payloads)
-                    payloads, payload_bytes = [], 0
-                shared = key
-                if gathered_bytes >= self._piece_bytes // 2:
-                    yield b"".join(gathered)
-                    gathered, gathered_bytes = [], 0
-            if len(payload) + len(properties) > self._max_row_bytes:
+            if len(payload) + len(properties) + len(topic) > self._max_row_bytes:
                 raise BatchRefused(f"row {self.rows} has {len(payload):,} bytes; the broker takes {self._max_row_bytes:,}")
-            payloads.append(payload)
-            payload_bytes += len(payload) + 4
+            if size and size + len(payload) > self._piece_bytes:
+                self._close_all(gathered, open_groups)
+                yield b"".join(gathered)
+                gathered, size = [], 0
+            group = open_groups.get(topic)
+            if group is not None and group[0] == properties and group[1] == flags:
+                group[2].append(payload)
+                size += len(payload) + 4
+            else:
+                # Rows of one topic stay in their order: what shares its block with others ends here.
+                if group is not None:
+                    self._close(gathered, topic, *group)
+                open_groups[topic] = (properties, flags, [payload])
+                size += len(payload) + len(properties) + 2 * len(topic) + 2 * blocks.HEADER_BYTES + 32
             self.rows += 1
-        if payloads and shared is not None:
-            self._close(gathered, shared, payloads)
+        self._close_all(gathered, open_groups)
         if gathered:
             yield b"".join(gathered)
 
-    def _close(self, gathered: list[bytes], shared: tuple[str, bytes, int], payloads: list[bytes]) -> int:
-        topic, properties, flags = shared
-        size = 0
+    def _close_all(self, gathered: list[bytes], open_groups: dict[str, tuple[bytes, int, list[bytes]]]) -> None:
+        for topic, group in open_groups.items():
+            self._close(gathered, topic, *group)
+        open_groups.clear()
+
+    def _close(self, gathered: list[bytes], topic: str, properties: bytes, flags: int, payloads: list[bytes]) -> None:
         number = self._topics.get(topic)
         if number is None:
             number = self._topics[topic] = len(self._topics) + 1
-            gathered.append(blocks.encode(blocks.TOPIC, 0, number, 0, 0, b"", topic.encode(), []))
-            size = len(gathered[-1])
+            gathered.append(blocks.encode(blocks.TOPIC, 0, number, 0, 0, b"", topic.encode("utf-8", "surrogatepass"), []))
         gathered.append(blocks.encode(blocks.RECORDS, flags, number, 0, 0, b"", properties, payloads))
-        return size + len(gathered[-1])
 
 
 class Rows:

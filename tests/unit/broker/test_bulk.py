@@ -169,21 +169,25 @@ async def test_nothing_but_a_hello_comes_first(tmp_path: Path) -> None:
 
 @in_loop
 async def test_whoever_says_nothing_is_sent_away(tmp_path: Path) -> None:
-    async with broker(tmp_path) as found, connected(found) as reading, connected(found) as idle:
-        async with connected(found, welcome=False) as silent:
-            reading.send(1, wire.Open(["a/#"], follow=True))
-            assert isinstance((await reading.message())[1], wire.Opened)
-            silent.writer.write(b"\x05")  # half a header
-            await until(lambda: len(found.bulk.transports) == 3)
-            now = found.monotonic()
-            found.bulk.tick(now + found.config.limits.connect_timeout_seconds + 1)
-            assert await silent.ended()
-            found.bulk.tick(now + 1_000)
-            _, refused = await idle.message()
-            assert isinstance(refused, wire.Refused)
-            assert "nothing was heard" in refused.message
-            assert await idle.ended()
-            assert len(found.bulk.transports) == 1, "a reader that waits for more is no idler"
+    async with (
+        broker(tmp_path) as found,
+        connected(found) as reading,
+        connected(found) as idle,
+        connected(found, welcome=False) as silent,
+    ):
+        reading.send(1, wire.Open(["a/#"], follow=True))
+        assert isinstance((await reading.message())[1], wire.Opened)
+        silent.writer.write(b"\x05")  # half a header
+        await until(lambda: len(found.bulk.transports) == 3)
+        now = found.monotonic()
+        found.bulk.tick(now + found.config.limits.connect_timeout_seconds + 1)
+        assert await silent.ended()
+        found.bulk.tick(now + 1_000)
+        _, refused = await idle.message()
+        assert isinstance(refused, wire.Refused)
+        assert "nothing was heard" in refused.message
+        assert await idle.ended()
+        assert len(found.bulk.transports) == 1, "a reader that waits for more is no idler"
 
 
 @pytest.mark.parametrize("seed", range(2))
