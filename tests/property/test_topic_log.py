@@ -162,22 +162,21 @@ class Run:
 
     def open(self) -> list[Message]:
         if self.random.random() < 0.3:  # indexes are no more than a help
-            for name in [name for name in self.storage.files if name.endswith(".index")]:
+            for file in [file for file in self.storage.files if file.endswith(".index")]:
                 if self.random.random() < 0.5:
-                    del self.storage.files[name]
+                    del self.storage.files[file]
                 else:
-                    self.storage.files[name][self.random.randrange(len(self.storage.files[name]))] ^= 1
-                self.storage._views.pop(name, None)
+                    self.storage.files[file][self.random.randrange(len(self.storage.files[file]))] ^= 1
         self.job = None
         self.storage._views.clear()
         oracle = self.oracle
         oracle.gathered, oracle.gathered_marks = [], {}
-        before = {name: topic.retention for name, topic in self.log.topics.items()}
+        before = {topic.name: topic.retention for topic in self.log.topics.values()}
         self.log = TopicLog(self.storage, SEGMENT_BYTES, 100)
         self.log.recover()
         self.reopened += 1
         for topic in self.log.topics.values():
-            name = topic.name
+            name: bytes = topic.name
             self.log.set_retention(topic, before.get(name, Retention()))
             # What retention removed and no file forgot yet may come back; a reader may not see less than before.
             assert topic.first_index <= oracle.firsts[name] or not oracle.visible(name)

@@ -53,7 +53,7 @@ SUBCOMMANDS = (
     Subcommand("wan", "nearcast.cli.wan", "Run real programs on an emulated wide-area network.", group=True),
     Subcommand("experiment", "nearcast.cli.experiment", "Run an experiment by name and hold it to its bars."),
     Subcommand("pipeline", "nearcast.cli.pipeline", "Run Spark jobs on topics and recorded runs.", group=True),
-    Subcommand("bench", "nearcast.bench.commands", "Generate load and compare brokers.", group=True),
+    Subcommand("bench", "nearcast.cli.bench_log", "Generate load and compare brokers.", group=True),
 )
 
 

@@ -116,6 +116,11 @@ class Block:
         begin = self.offset + HEADER_BYTES
         return self.data[begin : self.publisher_at].cast("I")
 
+    def payload_bytes(self) -> int:
+        """Of all payloads together."""
+        at = self.publisher_at
+        return int.from_bytes(self.data[at - 4 : at], "little")
+
     def record(self, number: int, name: str) -> Record:
         """The record ``number`` (from 0) of this block."""
         position: i64 = self.offset + HEADER_BYTES + 4 * number
