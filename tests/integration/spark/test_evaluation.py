@@ -99,7 +99,7 @@ def test_lost_messages_are_those_of_the_reference(tables: dict[str, Any], refere
         found = {(flow_of(row), row["message_id"], row["cause"]) for row in tables["losses"] if row["run"] == run}
         wanted = {(flow, identity, cause) for flow, lost in reference.lost.items() for identity, cause in lost.items()}
         assert found == wanted
-        assert len({cause for _, _, cause in wanted}) == 4, "the reference run has every cause"
+        assert run == "second" or len({cause for _, _, cause in wanted}) == 4, "the reference run has every cause"
 
 
 def test_latencies_are_those_of_the_reference(tables: dict[str, Any], references: dict[str, Reference]) -> None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 ROWS_PER_PARTITION = 1_500_000
 """Of a shuffle, so that a sort fits in memory."""
 
+INTERPRETED_ROWS = 200_000
+"""Up to so many events, compiling the queries takes longer than running them uncompiled."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
@@ -143,8 +146,13 @@ def _settings(spark: SparkSession, rows: int) -> Iterator[None]:
     comes back."""
     partitions = min(2_000, -(-rows // ROWS_PER_PARTITION))
     wanted = {"spark.sql.shuffle.partitions": str(partitions)}
-    if partitions == 1:
-        wanted |= {"spark.sql.adaptive.enabled": "false"}
+    if rows <= INTERPRETED_ROWS:
+        wanted |= {
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        }
     before = {key: spark.conf.get(key) for key in wanted}
     for key, value in wanted.items():
         spark.conf.set(key, value)

@@ -33,7 +33,8 @@ _STYLE = """
 main{max-width:1400px;margin:0 auto;padding:24px}h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:36px 0 10px}
 h3{font-size:15px;margin:0 0 6px}p{margin:6px 0}.dim,.none{color:var(--dim)}
 code{font:13px ui-monospace,monospace;word-break:break-word}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:16px}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:16px;align-items:start;
+margin-top:12px}
 figure{margin:0;padding:14px;background:var(--panel);border-radius:8px;min-width:0}figcaption{color:var(--dim);font-size:13px}
 svg{width:100%;height:auto;display:block}.grid{stroke:var(--grid);stroke-width:1}.line{fill:none;stroke-width:2;
 stroke-linejoin:round;stroke-linecap:round}.mark{stroke:var(--bad);stroke-dasharray:3 4}.marked{fill:var(--bad);font-size:11px}
@@ -41,10 +42,10 @@ stroke-linejoin:round;stroke-linecap:round}.mark{stroke:var(--bad);stroke-dashar
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;font-size:12px;color:var(--dim)}
 .legend i{display:inline-block;width:18px;border-top:3px solid var(--k);margin-right:6px;vertical-align:middle}
 .legend i.dashed{border-top-style:dashed}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}th,td{padding:4px 10px;text-align:right;
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}th,td{padding:4px 8px;text-align:right;
 border-bottom:1px solid var(--grid);white-space:nowrap;font-variant-numeric:tabular-nums}
 th{color:var(--dim);font-weight:500}td:first-child,th:first-child,td.text,th.text{text-align:left}
-td.text{white-space:normal;word-break:break-word;min-width:110px}td.bad{color:var(--bad);font-weight:600}td.good{color:var(--good)}
+td.text{white-space:normal;overflow-wrap:anywhere;min-width:130px}td.bad{color:var(--bad);font-weight:600}td.good{color:var(--good)}
 .notes{border-left:3px solid var(--c4);padding:4px 12px;margin:12px 0;background:var(--panel)}
 dt{font-weight:600;margin-top:8px}dd{margin:0 0 0 16px;color:var(--dim)}
 """
@@ -125,7 +126,12 @@ def text(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    return "–" if value is None else f"{number(value)}B"
+    if value is None:
+        return "–"
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.0f} B"
 
 
 def _table(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from nearcast.pipeline.evaluation.evaluation import Evaluation
 
-WORST = 20
+WORST = 15
 """Rows of lists of the worst, for each run."""
 
 MAX_SLOTS = 600
