@@ -26,8 +26,8 @@ from tests.integration.crash_load import Party, Publisher, Subscriber, drive
 
 pytestmark = pytest.mark.integration
 
-MESSAGES = 200
-KILLS = 5
+MESSAGES = 150
+KILLS = 4
 
 #: So small that segments of the log, and generations of the journal, roll while the load runs.
 CONFIG = """
