@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-import re
 import secrets
 from collections.abc import Callable
 from typing import Any, Literal
@@ -108,15 +107,14 @@ def _cbor_decode(wanted: Any, schema: spark.DataType) -> Callable[[bytes], Any]:
     tail = b"\x50" + last
     # Keys that are numbers can be made to collide; they are only taken where the schema has such keys.
     text_keys = not _has_other_keys(schema)
+    # Looked through for every payload, which takes as long as converting it.
+    types = _CBOR_TYPES if _has_tagged_values(schema) else None
 
     def decode(payload: bytes) -> Any:
-        if _CBOR_LONG_TAG.search(payload) is None:
-            pair = cbor2.loads(b"\x82" + payload + tail, strict_hashable_types=text_keys)
-        else:
-            pair = cbor2.loads(b"\x82" + payload + tail, semantic_decoders=_CBOR_REFUSED, strict_hashable_types=text_keys)
+        pair = cbor2.loads(b"\x82" + payload + tail, semantic_decoders=_CBOR_REFUSED, strict_hashable_types=text_keys)
         if pair[1] != last:
             raise ValueError("not exactly one CBOR value")
-        return msgspec.convert(pair[0], wanted, builtin_types=_CBOR_TYPES)
+        return msgspec.convert(pair[0], wanted, builtin_types=types)
 
     return decode
 
@@ -128,9 +126,6 @@ def _refuse(*_: Any) -> Any:
 _CBOR_REFUSED = dict.fromkeys((25, 28, 29, 35, 256), _refuse)
 """References within a value, which can make it endless, and regular expressions."""
 
-_CBOR_LONG_TAG = re.compile(rb"[\xd8-\xdb]")
-"""What every tag above 23 begins with. Without such a byte there is nothing to refuse, and decoding takes half the time."""
-
 
 def _has_other_keys(schema: spark.DataType) -> bool:
     if isinstance(schema, spark.StructType):
@@ -140,6 +135,18 @@ def _has_other_keys(schema: spark.DataType) -> bool:
     if isinstance(schema, spark.MapType):
         return not isinstance(schema.keyType, spark.StringType) or _has_other_keys(schema.valueType)
     return False
+
+
+def _has_tagged_values(schema: spark.DataType) -> bool:
+    """Whether values of this type come out of CBOR as something else than text, numbers and truth values."""
+    if isinstance(schema, spark.StructType):
+        return any(_has_tagged_values(field.dataType) for field in schema.fields)
+    if isinstance(schema, spark.ArrayType):
+        return _has_tagged_values(schema.elementType)
+    if isinstance(schema, spark.MapType):
+        return _has_tagged_values(schema.keyType) or _has_tagged_values(schema.valueType)
+    kinds = (spark.BinaryType, spark.DecimalType, spark.DateType, spark.TimestampType, spark.TimestampNTZType)
+    return isinstance(schema, kinds)
 
 
 def avro_decoder(schema: AvroSchema, framing: Framing) -> PayloadDecoder:

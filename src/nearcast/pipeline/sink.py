@@ -5,6 +5,23 @@ nobody sees them. When all tasks are done, the driver has the broker commit the 
 broker decides once, durably, and remembers the last batch of each producer, so that a batch that Spark repeats after a crash
 publishes nothing. Owns the writers of PySpark's data source API; what a row has to look like is in
 :mod:`nearcast.pipeline.sink_rows`, keeping and publishing batches is the broker's part.
+
+Name: ``nearcast``
+
+Schema: ``topic string, payload binary`` (or string); if wanted ``content_type string, response_topic string, correlation_data
+binary, payload_format tinyint, user_properties map<string,string>, qos tinyint, retain boolean``. Columns index, time and
+publisher of the source are passed over; others are refused.
+
+Options for writing:
+
+- url, username, password, caFile, certificateFile, keyFile, reconnectSeconds: as for reading.
+- topic: one topic for all rows, instead of the column; ``.save("alerts")`` and ``.start("alerts")`` say the same.
+- qos: of rows without one. Default: 1.
+- onInvalid: what becomes of a row that cannot be published: ``fail``, or ``skip``. Default: ``fail``.
+- maxMessageBytes: most that topic, properties and payload of a row may have together. Default: 1,048,576.
+- producer, batch: a name and a number under which this write is done once, however often it is run; ``df.write`` only.
+  Default: every write is one of its own.
+- checkpointLocation, queryName: Spark's own, for streams.
 """
 
 from __future__ import annotations
