@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from nearcast.errors import ConfigError, NearcastError, PipelineError
+from nearcast.errors import ConfigError, NearcastError
 from nearcast.mqtt.topics import matches
 from nearcast.pipeline import evaluate as job
 from nearcast.pipeline.evaluation import charts
@@ -342,5 +342,9 @@ def test_charts_of_one_value_and_of_none() -> None:
     assert [charts.number(value) for value in (0, 0.04, 12.5, 1200, 3.4e6)] == ["0", "0.04", "12.5", "1,200", "3.4 M"]
 
 
-def test_errors_are_of_the_pipeline() -> None:
-    assert issubclass(PipelineError, NearcastError)
+def test_the_program_in_the_guide_is_one() -> None:
+    guide = Path(__file__).parents[3] / "docs/guides/evaluating.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```", guide.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(program, names)  # noqa: S102
+    assert callable(names["slowest"])
