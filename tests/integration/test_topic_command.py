@@ -251,7 +251,7 @@ def test_filters_that_are_none(broker: NearcastBroker) -> None:
         topic(broker, "list", "a/#/b")
 
 
-def test_no_broker_is_one_line_that_says_what_to_do() -> None:
+def test_no_broker_is_one_line_that_says_what_to_do(broker: NearcastBroker) -> None:
     command = [sys.executable, "-m", "nearcast", "topic", "list", "--url", "nearcast://127.0.0.1:1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
     assert run.returncode == 1
@@ -259,6 +259,8 @@ def test_no_broker_is_one_line_that_says_what_to_do() -> None:
         "nearcast: cannot reach nearcast://127.0.0.1:1: nothing listens there; "
         "start a broker with `nearcast broker --data DIR`, or name its bulk port with --url\n"
     )
+    with pytest.raises(NearcastError, match=r"closed the connection; is it a bulk port\?"):
+        topic_at(f"nearcast://127.0.0.1:{broker.port()}")
     with pytest.raises(ConfigError, match="topic logs are served on the bulk port; write nearcast://HOST:7883"):
         topic_at("mqtt://127.0.0.1:1883")
 

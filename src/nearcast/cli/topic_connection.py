@@ -66,6 +66,10 @@ def connected(
             where = str(error).partition(": ")[0]
             hint = "start a broker with `nearcast broker --data DIR`, or name its bulk port with --url"
             raise NearcastError(f"{where}: nothing listens there; {hint}") from error
+        if not isinstance(error.__cause__, OSError):
+            # It was reached, and hung up on us.
+            hint = "is it a bulk port? That is 6,000 above the MQTT port, unless configured"
+            raise NearcastError(f"{error}; {hint}") from error
         raise
     try:
         yield topics

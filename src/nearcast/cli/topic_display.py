@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from nearcast.broker.access_rules import covers
 from nearcast.cli.quantities import show_ago, show_duration, show_rate, show_size, show_time
 from nearcast.client.records import Record, TopicState
 from nearcast.config import Retention, TopicRule
@@ -33,8 +34,11 @@ def retention_words(retention: Retention) -> str:
 def rules_table(rules: Sequence[TopicRule]) -> Table:
     """The rules in the order in which they decide."""
     table = _table("Rule", "Mode", "Keeps of each topic")
-    for rule in rules:
-        table.add_row(Text(printable(rule.topic)), rule.mode, retention_words(rule.retention))
+    for place, rule in enumerate(rules):
+        wider = next((other.topic for other in rules[:place] if covers(other.topic, rule.topic)), None)
+        # A rule of the configuration may have come before one that was made at run time.
+        keeps = retention_words(rule.retention) if wider is None else f"nothing: {printable(wider)} comes first"
+        table.add_row(Text(printable(rule.topic)), rule.mode, Text(keeps), style="" if wider is None else "dim")
     return table
 
 

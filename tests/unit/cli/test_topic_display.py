@@ -40,6 +40,8 @@ def test_rules_and_topics_fit_a_terminal() -> None:
     rules = [TopicRule(topic="sensors/#"), TopicRule(topic="p/+", mode="tap", retention=Retention(max_records=10))]
     shown = lines(display.rules_table(rules))
     assert [line.split() for line in shown[1:]] == [["sensors/#", "durable", "everything"], ["p/+", "tap", "10", "records"]]
+    shadowed = lines(display.rules_table([TopicRule(topic="a/#"), TopicRule(topic="a/b")]))
+    assert shadowed[2].split() == ["a/b", "durable", "nothing:", "a/#", "comes", "first"]
     states = [TopicState("a", 1, 1, 0, 0, 0), TopicState("x" * 100, 5, 1_000_005, 123_456_789, NOW_US - 9_000_000, NOW_US)]
     shown = lines(display.topics_table(states, NOW))
     assert all(len(line) <= 80 for line in shown)
