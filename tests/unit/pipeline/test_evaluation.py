@@ -120,9 +120,9 @@ def test_the_job_refuses_before_spark_starts(tmp_path: Path) -> None:
     record(tmp_path / "run" / "events", "run")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
-    given = {"paths": (str(tmp_path / "run"),), "out": str(tmp_path / "out")}
+    given: dict[str, Any] = {"paths": (str(tmp_path / "run"),), "out": str(tmp_path / "out")}
     job.check(job.Options(**given))
-    for change, words in (
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"out": str(tmp_path / "full")}, "something else than an evaluation"),
         ({"bound": ("50",)}, "a number and a unit"),
         ({"bound": ("a/#/b=5ms",)}, "cannot be used"),
@@ -130,7 +130,8 @@ def test_the_job_refuses_before_spark_starts(tmp_path: Path) -> None:
         ({"bucket": "0s"}, "above zero"),
         ({"sites": str(tmp_path / "none.csv")}, "cannot be read"),
         ({"strategy": ("x=y",)}, "no run 'x'"),
-    ):
+    ]
+    for change, words in changes:
         with pytest.raises(NearcastError, match=words):
             job.check(job.Options(**{**given, **change}))
 

@@ -67,13 +67,15 @@ def connections(events: DataFrame) -> DataFrame:
 
 
 def streams(counted: DataFrame) -> DataFrame:
-    """What was published: ``run, publisher, stream, topic, stream_key, published, homes``; ``homes`` are the brokers that its
-    publisher was connected to."""
+    """What was published: ``run, publisher, stream, topic, stream_key, published, numbered, numbers, homes``. ``numbers`` is
+    how many numbers lie between the first and the last, ``homes`` are the brokers that its publisher was connected to."""
     return (
         counted.where((F.col("kind") == "published") & F.col("topic").isNotNull() & F.col("publisher").isNotNull())
         .groupBy("run", "publisher", "stream", "topic")
         .agg(
             F.sum("messages").alias("published"),
+            F.sum("numbered").alias("numbered"),
+            (F.max("highest") - F.min("lowest") + 1).alias("numbers"),
             F.collect_set(F.try_element_at("path", F.lit(1))).alias("homes"),
         )
         .withColumn("stream_key", keys.stream_key())

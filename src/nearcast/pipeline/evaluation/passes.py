@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from nearcast.errors import PipelineError
 from nearcast.pipeline.evaluation import brokers, census, deliveries, downtime, expectations, keys
 from nearcast.pipeline.evaluation.filters import pattern
-from nearcast.pipeline.evaluation.places import Bound, sites_of
-from nearcast.recording.schema import COLUMNS
+from nearcast.pipeline.evaluation.places import MAX_SITES, Bound, sites_of
+from nearcast.recording.schema import COLUMNS, arrow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,85 +101,66 @@ class Passes:
     # -- runs --------------------------------------------------------------------------------------------------------------
 
     def _look_at_runs(self) -> None:
-        """``runs``: ``run, run_code, start_ns, end_ns, cutoff_ns``."""
-        spans = (
-            self.census.select("run", "first_ns", "last_ns", "incomplete", F.lit(1).alias("messages"))
-            .unionByName(
-                self.connections.select(
-                    "run",
-                    F.col("at_ns").alias("first_ns"),
-                    F.col("at_ns").alias("last_ns"),
-                    F.lit(0).alias("incomplete"),
-                    F.lit(0).alias("messages"),
-                )
-            )
-            .groupBy("run")
-            .agg(
-                F.coalesce(F.min(F.when(F.col("messages") == 1, F.col("first_ns"))), F.min("first_ns")).alias("start_ns"),
-                F.max("last_ns").alias("end_ns"),
-                F.sum("incomplete").alias("incomplete"),
-            )
-            .orderBy("run")
-            .collect()
-        )
-        if not spans:
+        """``runs``: ``run, run_code, start_ns, end_ns, cutoff_ns``; and whether their brokers are linked."""
+        found = self._facts().orderBy("run").collect()
+        if not found:
             raise PipelineError("the files hold no events of a kind that this version knows")
-        for span in spans:
-            if span.incomplete:
-                self.notes.append(
-                    f"{span.run}: {span.incomplete:,} events lack what their kind has to have; they are left out"
+        for fact in found:
+            if fact.mixed is not None:
+                raise PipelineError(
+                    f"the run {fact.run} holds more messages of {fact.mixed} than it has numbers for: events of two runs with "
+                    "one name are mixed; keep each in a folder of its own and name both"
                 )
-        self.start_ns = {span.run: span.start_ns for span in spans}
-        self.end_ns = {span.run: span.end_ns for span in spans}
-        longest_ns = max(span.end_ns - span.start_ns for span in spans)
+            if fact.incomplete:
+                self.notes.append(
+                    f"{fact.run}: {fact.incomplete:,} events lack what their kind has to have; they are left out"
+                )
+        self.start_ns = {fact.run: fact.start_ns for fact in found}
+        longest_ns = max(fact.end_ns - fact.start_ns for fact in found)
         self.slot_ns = self._wanted.slot_ns or _nice_ns(longest_ns)
         if longest_ns // self.slot_ns > MAX_SLOTS:
             raise PipelineError(
                 f"{longest_ns / 1e9:,.0f} s are more than {MAX_SLOTS:,} pieces of {self.slot_ns / 1e9:g} s: lengthen --bucket"
             )
         rows = [
-            (span.run, number, span.start_ns, span.end_ns, span.end_ns - self._wanted.settle_ns)
-            for number, span in enumerate(spans)
+            (fact.run, number, fact.start_ns, fact.end_ns, fact.end_ns - self._wanted.settle_ns)
+            for number, fact in enumerate(found)
         ]
         self.runs = self._spark.createDataFrame(
             rows, "run string, run_code int, start_ns bigint, end_ns bigint, cutoff_ns bigint"
         )
-        self._refuse_mixtures()
-        self._find_links()
+        told = self._wanted.links
+        self.links = {fact.run: told if told != "auto" else ("linked" if fact.crossings else "separate") for fact in found}
+        self.beyond_home = any(fact.crossings or fact.carried for fact in found)
 
-    def _refuse_mixtures(self) -> None:
-        """A number of a stream that was published more than once: two recordings under one name."""
-        mixed = (
-            self.census.where(F.col("kind") == "published")
-            .groupBy("run", "publisher", "stream", "topic")
-            .agg(F.sum("numbered").alias("messages"), (F.max("highest") - F.min("lowest") + 1).alias("numbers"))
-            .where(F.col("messages") > F.col("numbers"))
-            .limit(1)
-            .collect()
-        )
-        if mixed:
-            raise PipelineError(
-                f"the run {mixed[0].run} holds more messages of {mixed[0].publisher} than it has numbers for: events of two "
-                "runs with one name are mixed; keep each in a folder of its own and name both"
+    def _facts(self) -> DataFrame:
+        """Of each run: when it began and ended; ``mixed``, a publisher with more messages than numbers for them (two
+        recordings under one name); ``crossings``, flows that went from one broker to another."""
+        is_message, is_carried = F.col("kind").isin(*census.MESSAGE_KINDS), F.col("kind") == "carried"
+        everything = self.census.select("run", "kind", "first_ns", "last_ns", "incomplete").unionByName(
+            self.connections.select(
+                "run", "kind", F.col("at_ns").alias("first_ns"), F.col("at_ns").alias("last_ns"), F.lit(0).alias("incomplete")
             )
-
-    def _find_links(self) -> None:
-        """Whether the brokers of each run are linked: as told, or when a message got from one to another."""
-        homes = census.streams(self.census).select("stream_key", "homes")
-        crossing = (
+        )
+        spans = everything.groupBy("run").agg(
+            F.coalesce(F.min(F.when(is_message, F.col("first_ns"))), F.min("first_ns")).alias("start_ns"),
+            F.max("last_ns").alias("end_ns"),
+            F.sum("incomplete").alias("incomplete"),
+            F.count_if(is_carried).alias("carried"),
+        )
+        streams = census.streams(self.census)
+        mixed = streams.groupBy("run").agg(
+            F.max(F.when(F.col("numbered") > F.col("numbers"), F.col("publisher"))).alias("mixed")
+        )
+        crossings = (
             self.census.where((F.col("kind") == "delivered") & (F.size("path") > 0))
             .withColumn("stream_key", keys.stream_key())
-            .join(homes, "stream_key")
+            .join(streams.select("stream_key", "homes"), "stream_key")
             .where((F.size("path") > 1) | ~F.array_contains("homes", F.try_element_at("path", F.lit(-1))))
-            .select("run")
-            .distinct()
-            .collect()
+            .groupBy("run")
+            .agg(F.count("*").alias("crossings"))
         )
-        crossed = {row.run for row in crossing}
-        told = self._wanted.links
-        self.links = {run: told if told != "auto" else ("linked" if run in crossed else "separate") for run in self.start_ns}
-        own = self.census.where(F.col("kind") == "carried").limit(1).count()
-        self.beyond_home = bool(crossed or own)
+        return spans.join(mixed, "run", "left").join(crossings, "run", "left")
 
     # -- what can be expected ----------------------------------------------------------------------------------------------
 
@@ -269,13 +250,23 @@ class Passes:
             bounds = self.topics.where(F.col("bound_ns").isNotNull()).select("topic_key", "bound_ns")
         self.bounded = bounds is not None
         places = sites_of(self._inputs.runs, self._wanted.sites, self.start_ns)
+        if len({place.site for place in places}) > MAX_SITES:
+            self.notes.append(f"more than {MAX_SITES:,} sites: pairs of them are left out")
+            places = []
         self.site_names = sorted({place.site for place in places})
         codes = {site: number for number, site in enumerate(self.site_names)}
         sites = None
         if places:
-            rows = [(each.run, each.client, each.from_ns, each.until_ns, codes[each.site]) for each in places]
             table = self._spark.createDataFrame(
-                rows, "run string, client string, from_ns bigint, until_ns bigint, site_code int"
+                arrow().table(
+                    {
+                        "run": [each.run for each in places],
+                        "client": [each.client for each in places],
+                        "from_ns": [each.from_ns for each in places],
+                        "until_ns": [each.until_ns for each in places],
+                        "site_code": [codes[each.site] for each in places],
+                    }
+                )
             )
             sites = table.select(keys.client_key("client").alias("client_key"), "from_ns", "until_ns", "site_code")
         starts = None
