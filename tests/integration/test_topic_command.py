@@ -320,6 +320,9 @@ def test_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 by(user, "publish", "s/a", "-m", "x")
         assert by("writer", "publish", "s/a", "-m", "x") == "s/a 1\n"
         assert by("reader", "get", "s/a", "1") == "x\n"
+        with pytest.raises(RequestRefused, match="reading '#' is not allowed here: name a filter that you may read"):
+            by("reader", "list")
+        assert "s/a" in by("reader", "list", "s/#")
         with pytest.raises(RequestRefused, match="reading 's/a' is not allowed here"):
             by("manager", "get", "s/a", "1")
         with pytest.raises(RequestRefused, match="not allowed here"):

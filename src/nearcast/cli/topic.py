@@ -25,7 +25,7 @@ from nearcast.cli.quantities import parse_time
 from nearcast.client import Properties
 from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.records import Place, Record, TopicState
-from nearcast.errors import ConfigError, NearcastError, TopicUnknown
+from nearcast.errors import ConfigError, NearcastError, RequestRefused, TopicUnknown
 from nearcast.topiclog.conversation import MissingRecords
 from nearcast.topiclog.rules import RuleTable
 
@@ -65,7 +65,12 @@ def list_topics(
     """
     with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
         rules = topics.rules()
-        states = topics.topics(*([topic] if topic is not None else []))
+        try:
+            states = topics.topics(*([topic] if topic is not None else []))
+        except RequestRefused as error:
+            if topic is not None:
+                raise
+            raise RequestRefused(error.reason_code, f"{error}: name a filter that you may read") from error
     # A topic that was deleted leaves its name, by which its index goes on: that is nothing to look at.
     table = RuleTable(rules)
     states = sorted(
