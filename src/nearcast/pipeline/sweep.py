@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Function = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
 
 _TASK_SECONDS = 0.2
-"""Points that take less share a task: starting one costs some 10 ms."""
+"""Points that take less share a task, which itself costs some 30 ms of CPU."""
 
 _WAVE_SECONDS = 3.0
 """How much work is lost at most, twice over, when the driver is killed."""
