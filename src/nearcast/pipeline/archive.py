@@ -80,6 +80,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             description="Most records of one micro-batch: bounds memory and what a crash repeats.", extra={"metavar": "N"}
         ),
     ] = 5_000_000
+    max_mebibytes: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)],
+        msgspec.Meta(description="The same in MiB, by the average record of each topic.", extra={"metavar": "MIB"}),
+    ] = 1_024
     fail_on_gap: Annotated[
         bool,
         msgspec.Meta(
@@ -221,5 +225,6 @@ def _source_options(options: Options) -> dict[str, str]:
         "topics": msgspec.json.encode(list(options.topics)).decode(),
         "startingOffsets": "earliest",
         "maxRecordsPerTrigger": str(options.max_records),
+        "maxBytesPerTrigger": f"{options.max_mebibytes}m",
         "failOnDataLoss": str(options.fail_on_gap).lower(),
     }

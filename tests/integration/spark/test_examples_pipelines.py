@@ -31,11 +31,13 @@ def broker(own_broker: object) -> LogBroker:
 
 @pytest.fixture(autouse=True)
 def _settings(spark: SparkSession) -> Iterator[None]:
-    """Pipelines may choose where state is kept; the shared session keeps its choice."""
-    key = "spark.sql.streaming.stateStore.providerClass"
-    before = spark.conf.get(key)
+    """One partition of state is enough here. Pipelines may choose where state is kept; the shared session keeps its choice."""
+    keys = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuffle.partitions")
+    before = {key: spark.conf.get(key) for key in keys}
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
     yield
-    spark.conf.set(key, before or "")
+    for key, value in before.items():
+        spark.conf.set(key, value or "")
 
 
 def run(spark: SparkSession, broker: LogBroker, name: str, directory: Path, **parameters: str) -> None:
