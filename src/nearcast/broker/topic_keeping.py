@@ -270,8 +270,8 @@ class KeptTopics:
     async def committed(self) -> None:
         """Return once everything published by now is on disk and there for readers."""
         self._check()
-        log = self._kept_log
-        if log.committed_position >= log.written_position:
+        log = self.log
+        if log is None or log.committed_position >= log.written_position:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((log.written_position, future))

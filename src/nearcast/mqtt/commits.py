@@ -129,7 +129,8 @@ class Commits:
     def begin_sync(self) -> bool:
         """A flush begins: it covers what was written until now. False when nothing waits for one any more."""
         log = self.log
-        self.syncing = bool(self._held) or (log is not None and log.uncommitted)
+        waits = bool(self._held) or (log is not None and log.uncommitted)
+        self.syncing = waits and self.failed is None
         self._batch = self._held
         self._held = []
         if log is not None and self.syncing:
