@@ -118,12 +118,13 @@ class TopicFiles:
         """The blocks of a read in one piece. What is not in memory is read in a thread: the event loop does not wait."""
         if not extents.pieces:
             return memoryview(b"")
-        files = {name: self._file(name) for name, _, _ in extents.pieces}
-        # Held by descriptors from here on: the files may be removed meanwhile.
-        found = _read_pieces(files, extents.pieces, os.RWF_NOWAIT)
-        if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._readers, _read_pieces, files, extents.pieces, 0)
+        with self._failing("cannot be read", extents.pieces[0][0]):
+            files = {name: self._file(name) for name, _, _ in extents.pieces}
+            # Held by descriptors from here on: the files may be removed meanwhile.
+            found = _read_pieces(files, extents.pieces, os.RWF_NOWAIT)
+            if found is None:
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(self._readers, _read_pieces, files, extents.pieces, 0)
         if found is None:
             raise StorageUnavailable(self.path(extents.pieces[0][0]), "cannot be read: the file is too short")
         return found

@@ -6,13 +6,18 @@ This module knows bytes, and names of topics only as its caller gives them.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from mypy_extensions import i64
 
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog.blocks import CHECKED_FROM, HEADER, HEADER_BYTES, QOS_MASK, RECORDS, RETAIN
+
+_TALLIED: Final = struct.Struct("<II24xI")
+_NUMBER: Final = struct.Struct("<I")
 
 
 class Record:
@@ -48,6 +53,7 @@ class Block:
     """The header of a block of records at ``offset`` in ``data``, and where its parts begin."""
 
     __slots__ = (
+        "checksum",
         "count",
         "data",
         "first_index",
@@ -67,7 +73,7 @@ class Block:
     def __init__(self, data: memoryview, offset: int) -> None:
         (
             length,
-            _,
+            checksum,
             kind,
             flags,
             publisher_bytes,
@@ -82,6 +88,7 @@ class Block:
         self.data = data
         self.offset = offset
         self.length: int = length
+        self.checksum: int = checksum
         self.kind: int = kind
         self.flags: int = flags
         self.topic: int = topic
@@ -100,8 +107,7 @@ class Block:
         end = begin + self.length
         if end > len(self.data) or self.payloads_at > end:
             return False
-        expected = int.from_bytes(self.data[begin + 4 : begin + 8], "little")
-        return zlib.crc32(self.data[begin + CHECKED_FROM : end]) == expected
+        return zlib.crc32(self.data[begin + CHECKED_FROM : end]) == self.checksum
 
     def publisher(self) -> str:
         """The client identifier of whoever published these."""
@@ -154,6 +160,29 @@ def blocks(data: bytes | memoryview, where: str = "a batch", *, check: bool = Tr
         if block.kind == RECORDS:
             yield block
         offset += block.length
+
+
+def tally(data: bytes | memoryview, where: str = "a batch") -> tuple[int, int]:
+    """(records, payload bytes) in ``data``, every block checked: a batch is whole, or :class:`StorageCorrupt` is raised."""
+    view = memoryview(data)
+    end: i64 = len(view)
+    offset: i64 = 0
+    records: i64 = 0
+    payload_bytes: i64 = 0
+    while offset < end:
+        if offset + HEADER_BYTES + 4 > end:
+            raise StorageCorrupt(where, offset, "ends inside a block", torn=True)
+        fields = _TALLIED.unpack_from(view, offset)
+        length: i64 = fields[0]
+        count: i64 = fields[2]
+        if length < HEADER_BYTES + 4 * (count + 1) or offset + length > end:
+            raise StorageCorrupt(where, offset, "ends inside a block", torn=True)
+        if zlib.crc32(view[offset + CHECKED_FROM : offset + length]) != fields[1]:
+            raise StorageCorrupt(where, offset, "the checksum does not match")
+        records += count
+        payload_bytes += _NUMBER.unpack_from(view, offset + HEADER_BYTES + 4 * count)[0]
+        offset += length
+    return records, payload_bytes
 
 
 def parse(

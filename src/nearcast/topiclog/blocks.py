@@ -24,8 +24,9 @@ Other kinds use the same header with a count of 0 and one offset of 0; their bod
   records below it were removed, even where a file still has them.
 - MARK: who wrote the GROUPED blocks right before it, and how far it has come (:class:`nearcast.topiclog.marks.Mark`, as
   MessagePack). GROUPED blocks that no MARK follows do not exist: together they are there or not.
-- LINK: first in every segment but the log's first: ``first_index`` is the size that the segment before had when this one was
-  begun. A file system may keep the end of one file in a power cut and lose that of another.
+- LINK: first in every segment: ``first_index`` is the size that the segment before had when this one was begun, because a
+  file system may keep the end of one file in a power cut and lose that of another; ``topic`` is how many marks follow that
+  are remembered from before.
 
 This module knows bytes; it knows no files, no topics' state, and no clock.
 """

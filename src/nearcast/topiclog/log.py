@@ -341,9 +341,10 @@ class TopicLog:
             self._gathered_bytes = SEGMENT_HEADER_BYTES
             segments = self._catalog.segments
             before = active if self._rolling else segments[-2] if len(segments) > 1 else None
-            if before is not None:
-                self._gathered_bytes += encode_into(self._pieces, LINK, 0, 0, before.size, self._time_us, b"", b"", [])
-            for mark in self._latest_marks.values():
+            marks = list(self._latest_marks.values())
+            size = before.size if before is not None else 0
+            self._gathered_bytes += encode_into(self._pieces, LINK, 0, len(marks), size, self._time_us, b"", b"", [])
+            for mark in marks:
                 self._put_mark(mark)
 
     def _put_mark(self, mark: Mark) -> None:

@@ -90,7 +90,7 @@ class Recovery:
 
         A power cut may take the end of one segment and leave what was written behind it, in the next. Nothing there was ever
         committed, because that waits for a flush of both. A segment that has an index, was written anew, or is gone, was
-        committed as a whole.
+        committed as a whole; and one that is damaged further up, but has its end, did not lose it in a power cut.
         """
         storage = self._storage
         at = len(found) - 1
@@ -101,14 +101,16 @@ class Recovery:
                 continue
             name = log_name(*found[place])
             size = linked_size(storage, log_name(*found[place + 1]))
-            end = scan(storage, name, is_last=True).end
+            end = scan(storage, name, is_last=False).end
             if size < 0 or end < size:
                 if size >= 0:
                     reason = f"the last {size - end} bytes are missing; what was written behind them is left out"
                     self._catalog.damage.append(StorageCorrupt(storage.path(name), end, reason, torn=True))
                 for later in reversed(found[place + 1 :]):
-                    storage.remove(index_name(log_name(*later)))
-                    storage.remove(log_name(*later))
+                    left_out = log_name(*later)
+                    self._keep_aside(left_out, 0)
+                    storage.remove(index_name(left_out))
+                    storage.remove(left_out)
                 return found[: place + 1]
         return found
 
@@ -127,8 +129,7 @@ class Recovery:
             segment.last_time_us = tables.last_time_us
             segment.marks = tables.marks
             segment.has_index = True
-            for mark in tables.marks:
-                self.marks[mark.producer] = mark
+            self._take_marks(tables.marks, True)
             return tables.parts
         found = scan(storage, segment.name, is_last=False)
         self._catalog.damage.extend(found.damage)
@@ -136,37 +137,44 @@ class Recovery:
         segment.size = segment.logical_size = size
         segment.last_time_us = found.last_time_us
         segment.runs = found.runs
-        for _, mark in found.marks:
-            if mark.producer:
-                self.marks[mark.producer] = mark
+        self._take_marks([mark for _, mark in found.marks], found.is_begun)
         segment.marks = list(self.marks.values())
         return found.runs.parts()
 
     def _open_last(self, segment: Segment) -> list[Part]:
         storage = self._storage
         found = scan(storage, segment.name, is_last=True)
+        if not found.is_begun:  # nothing else can be in it, and it has to begin as a whole
+            found.end = 0
+            found.runs = Runs()
         self._catalog.damage.extend(found.damage)
         segment.size = segment.logical_size = found.end
         segment.last_time_us = found.last_time_us
         segment.runs = self.runs = found.runs
-        for _, mark in found.marks:
-            if mark.producer:
-                self.marks[mark.producer] = mark
-        size = storage.size(segment.name)
-        if size > found.end:
-            self._keep_aside(segment, size)
+        self._take_marks([mark for _, mark in found.marks], found.is_begun)
+        self._keep_aside(segment.name, found.end)
         storage.remove(index_name(segment.name))  # of before it was cut back and grew again
         storage.resume(segment.name, found.end)
         return found.runs.parts()
 
-    def _keep_aside(self, segment: Segment, size: int) -> None:
+    def _keep_aside(self, name: str, begin: int) -> None:
         """Keep what is cut off for whoever wants to look, but not all of a broker that crashes again and again."""
         storage = self._storage
-        earlier = sorted(name for name in storage.names() if name.endswith(DAMAGED))
-        for name in earlier[: 1 - MAX_DAMAGED_FILES]:
-            storage.remove(name)
-        rest = storage.read(segment.name, segment.size, size - segment.size)
-        storage.put(f"{segment.name}.{segment.size}{DAMAGED}", [rest], False)
+        rest = storage.read(name, begin, storage.size(name) - begin)
+        if not rest:
+            return
+        earlier = sorted(kept for kept in storage.names() if kept.endswith(DAMAGED))
+        for kept in earlier[: 1 - MAX_DAMAGED_FILES]:
+            storage.remove(kept)
+        storage.put(f"{name}.{begin}{DAMAGED}", [rest], False)
+
+    def _take_marks(self, marks: list[Mark], is_complete: bool) -> None:
+        """Marks of a segment, which begins with those that are remembered from before, if its beginning is whole."""
+        if is_complete:
+            self.marks = {}
+        for mark in marks:
+            if mark.producer:
+                self.marks[mark.producer] = mark
 
     def _add(self, segment: Segment, parts: list[Part]) -> None:
         """A segment, and what it says about topics."""

@@ -100,6 +100,13 @@ class Scanned:
         self.marks: list[tuple[int, Mark]] = []
         """All marks in it, with their offsets."""
         self.damage: list[StorageCorrupt] = []
+        self.repeated_marks: int = -1
+        """How many of the marks are repeated from before, says its LINK; -1: there is none."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether its beginning is whole: the link, and the marks that are repeated from before."""
+        return 0 <= self.repeated_marks <= len(self.marks)
 
 
 class _Group:
@@ -218,7 +225,9 @@ def _take(found: Scanned, group: _Group, view: memoryview, offset: i64, path: st
             for part, first, at, size, records, time in group.blocks:
                 runs.add(part, first, at, size, records, time, time)
         group.blocks.clear()
-    elif kind != LINK:
+    elif kind == LINK:
+        found.repeated_marks = number
+    else:
         # The block is whole, so this was meant: damage would not have passed the checksum.
         raise too_new(path)
     return int(length)
