@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from nearcast.broker.reloading import changed_keys, is_reloadable, merge
-from nearcast.config import AccessRule, BrokerConfig, Limits, Listener, Observability, Persistence, Security
+from nearcast.config import (
+    AccessRule,
+    BrokerConfig,
+    Limits,
+    Listener,
+    Observability,
+    Persistence,
+    Security,
+    TopicLogSettings,
+    TopicRule,
+)
 
 OLD = BrokerConfig()
 
@@ -79,3 +89,16 @@ def test_what_merges_is_what_is_called_reloadable() -> None:
     )
     left = changed_keys(merge(OLD, new), new)
     assert left == [key for key in changed_keys(OLD, new) if not is_reloadable(key)]
+
+
+def test_rules_of_topics_are_taken_over_and_the_log_is_not() -> None:
+    persistence = Persistence(directory="d")
+    old = BrokerConfig(persistence=persistence, topics=(TopicRule(topic="a"),))
+    new = BrokerConfig(
+        persistence=persistence, topics=(TopicRule(topic="b"),), topic_log=TopicLogSettings(segment_bytes=65_536)
+    )
+    assert changed_keys(old, new) == ["topics", "topic_log.segment_bytes"]
+    assert [is_reloadable(key) for key in changed_keys(old, new)] == [True, False]
+    merged = merge(old, new)
+    assert merged.topics == new.topics
+    assert merged.topic_log == old.topic_log
