@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from nearcast.client import records
-from nearcast.client.bulk_errors import as_closed, cannot_reach
+from nearcast.client.bulk_errors import as_closed, cannot_reach, ended_by_broker
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
 from nearcast.client.patience import Patience
 from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
@@ -388,6 +388,7 @@ class BlockingTopics:
             opened.sendall(wire.message(0, self._hello))
             kind, number, body = self._frame()
             self._welcome = welcomed(kind, number, body)
+            self._conversation.max_frame_bytes = self._welcome.max_frame_bytes
         except (OSError, NearcastError) as error:
             closed = self._drop(as_closed(endpoint, error))
             if isinstance(error, NearcastError):
@@ -448,7 +449,9 @@ class BlockingTopics:
         self._conversation.frame(*self._frame())
         failure = self._conversation.failure
         if failure is not None:
-            raise ConnectionClosed(f"{self._endpoint} ended the connection: {failure}")
+            error = ended_by_broker(self._endpoint, failure)
+            self._drop(as_closed(self._endpoint, error))
+            raise error
         self._flush()
 
     def _frame(self) -> tuple[int, int, bytearray]:

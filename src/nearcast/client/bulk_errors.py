@@ -6,7 +6,8 @@ import socket
 import ssl
 
 from nearcast.client.endpoints import Endpoint
-from nearcast.errors import ConnectionClosed
+from nearcast.errors import ConnectionClosed, NearcastError, RequestRefused
+from nearcast.topiclog.conversation import FINAL_REASONS
 
 
 def cannot_reach(endpoint: Endpoint, error: OSError, timeout_seconds: float) -> ConnectionClosed:
@@ -23,6 +24,14 @@ def cannot_reach(endpoint: Endpoint, error: OSError, timeout_seconds: float) -> 
     if isinstance(error, ConnectionRefusedError):
         return ConnectionClosed(f"cannot reach {endpoint}: nothing listens there; does the broker run, with a bulk port?")
     return ConnectionClosed(f"cannot reach {endpoint}: {error.strerror or error}")
+
+
+def ended_by_broker(endpoint: Endpoint, failure: RequestRefused) -> NearcastError:
+    """The broker ended the connection and said why: what may be tried again over a new one is :class:`ConnectionClosed`."""
+    message = f"{endpoint} ended the connection: {failure}"
+    if failure.reason_code in FINAL_REASONS:
+        return RequestRefused(failure.reason_code, message)
+    return ConnectionClosed(message, failure.reason_code)
 
 
 def as_closed(endpoint: Endpoint, error: BaseException) -> ConnectionClosed:

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TypeVar, cast
 
 from nearcast.client import records
-from nearcast.client.bulk_errors import as_closed, cannot_reach
+from nearcast.client.bulk_errors import as_closed, cannot_reach, ended_by_broker
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
 from nearcast.client.patience import Patience
 from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
@@ -36,6 +36,7 @@ from nearcast.errors import (
     LocalProtocolError,
     NearcastError,
     RemoteProtocolError,
+    RequestRefused,
     TopicUnknown,
 )
 from nearcast.mqtt.packets import Properties
@@ -384,7 +385,7 @@ class _Link(asyncio.Protocol):
             return
         failure = self._conversation.failure
         if failure is not None:
-            self.close(ConnectionClosed(f"{self._endpoint} ended the connection: {failure}"))
+            self.close(ended_by_broker(self._endpoint, failure))
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -396,7 +397,7 @@ class _Link(asyncio.Protocol):
     async def greet(self, hello: wire.Hello) -> None:
         if self._transport is not None:
             self._transport.write(wire.message(0, hello))
-        await self._welcome
+        self._conversation.max_frame_bytes = (await self._welcome).max_frame_bytes
 
     async def ask(self, content: wire.Message) -> Request:
         """Send a request and wait for its answer; raises :class:`ConnectionClosed` when the connection goes before."""
@@ -462,12 +463,12 @@ class _Link(asyncio.Protocol):
         if not self._welcome.done():
             self._welcome.set_exception(error)
             self._welcome.exception()  # whoever greets gets it; if nobody does, that is no news
-        closed = error if isinstance(error, ConnectionClosed) else as_closed(self._endpoint, error)
-        self._conversation.lost(closed)
+        final = isinstance(error, RemoteProtocolError | RequestRefused)
+        self._conversation.lost(error if final or isinstance(error, ConnectionClosed) else as_closed(self._endpoint, error))
         readings, self._readings = self._readings, set()
         for reading in readings:
             reading.lost()
-            if isinstance(error, RemoteProtocolError):
+            if final:
                 reading.fail(error)
             elif reading.wake is not None:
                 reading.wake()

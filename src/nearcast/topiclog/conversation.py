@@ -29,6 +29,10 @@ DEFAULT_WINDOW_BYTES = 8 * 1_048_576
 """Credit of a stream: bytes that may be on their way or wait to be used."""
 
 PROTOCOL_ERROR = 0x82
+TOO_LARGE = 0x95
+
+FINAL_REASONS = frozenset({0x81, PROTOCOL_ERROR, TOO_LARGE})
+"""Reason codes of a connection's end that say that asking the same again will end the next one too."""
 
 
 class Batch:
@@ -227,7 +231,10 @@ class Conversation:
 
     def __init__(self) -> None:
         self.output: list[bytes] = []
-        self.failure: NearcastError | None = None
+        self.failure: RequestRefused | None = None
+        """Why the broker ends the connection, if it said so."""
+        self.max_frame_bytes = wire.MAX_MESSAGE_BYTES
+        """What the broker takes, as its welcome says."""
         self._exchanges: dict[int, Request | Reading] = {}
         self._abandoned: set[int] = set()
         self._last = 0
@@ -240,8 +247,8 @@ class Conversation:
         """Send a request."""
         request = Request(content)
         request.number = self._number()
+        self._send(request.number, content)
         self._exchanges[request.number] = request
-        self.output.append(wire.message(request.number, content))
         return request
 
     def expect(self, number: int) -> Request:
@@ -257,9 +264,10 @@ class Conversation:
 
     def open(self, reading: Reading) -> None:
         """Open a stream, or open it again."""
-        reading.number = self._number()
-        self._exchanges[reading.number] = reading
-        self.output.append(wire.message(reading.number, reading.opening()))
+        number = self._number()
+        self._send(number, reading.opening())
+        reading.number = number
+        self._exchanges[number] = reading
 
     def use(self, reading: Reading) -> None:
         """Batches were taken: grant credit, if it is time."""
@@ -329,9 +337,20 @@ class Conversation:
         if isinstance(content, wire.Ping):
             self.output.append(wire.message(0, wire.Pong()))
         elif isinstance(content, wire.Refused):
-            self.failure = refusal(content)
+            self.failure = RequestRefused(content.reason_code, content.message)
         elif not isinstance(content, wire.Pong):
             raise RemoteProtocolError(PROTOCOL_ERROR, "a message of number 0 that needs another")
+
+    def _send(self, number: int, content: wire.Message) -> None:
+        frame = wire.message(number, content)
+        size = len(frame) - wire.HEADER_BYTES
+        if size > self.max_frame_bytes:
+            what = "this many topics with indexes" if isinstance(content, wire.Open) else "this much"
+            raise RequestRefused(
+                TOO_LARGE,
+                f"{size:,} bytes in one request, the broker takes {self.max_frame_bytes:,}: do not ask {what} at once",
+            )
+        self.output.append(frame)
 
     def _number(self) -> int:
         while True:

@@ -71,6 +71,22 @@ async def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_request_that_is_too_large_is_an_error_and_not_tried_for_ever(tmp_path: Path) -> None:
+    payloads = [bytes(1_000_000) for _ in range(6)]
+    async with broker(tmp_path) as found, Topics(url(found)) as topics:
+        with pytest.raises(RequestRefused, match="the broker takes 4,194,304"):
+            await topics.publish_many("a/x", payloads)
+        assert await topics.publish_many("a/x", payloads[:3]) == 1
+        assert await topics.latest_index("a/x") == 3
+
+        def blocking() -> None:
+            with BlockingTopics(url(found)) as same, pytest.raises(RequestRefused, match="the broker takes 4,194,304"):
+                same.publish_many("a/x", payloads)
+
+        await asyncio.to_thread(blocking)
+
+
+@in_loop
 async def test_a_broker_without_a_directory_says_so(tmp_path: Path) -> None:
     from nearcast.config import Persistence
 
