@@ -143,52 +143,41 @@ def _wanted(options: Options) -> EvaluationOptions:
 
 
 def _show(summary: dict[str, Any], progress: Progress) -> None:
-    from nearcast.pipeline.evaluation.report import count, milliseconds, percent
+    def rows(*names: str) -> list[list[object]]:
+        return [[run["run"], *(_rounded(run[name]) for name in names)] for run in summary["runs"]]
 
+    for run in summary["runs"]:
+        for name in ("violation_ratio", "excess_share"):
+            run[f"{name}_percent"] = None if run[name] is None else 100 * run[name]
     progress.table(
         "latency (ms)",
-        ("run", "delivered", "p50", "p90", "p99", "p99.9", "max", "violations", "longest"),
-        [
-            (
-                run["run"],
-                count(run["delivered"]),
-                *(milliseconds(run[key]) for key in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")),
-                percent(run["violation_ratio"]),
-                milliseconds(run["longest_violation_ms"]),
-            )
-            for run in summary["runs"]
-        ],
+        ("run", "delivered", "p50", "p90", "p99", "p99.9", "max", "violations %", "longest"),
+        rows(
+            "delivered", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms", "violation_ratio_percent", "longest_violation_ms"
+        ),
     )
     progress.table(
         "messages",
-        (
-            "run",
+        ("run", "published", "expected", "lost", "unexplained", "twice", "out of order", "excess %", "outages", "away p50 ms"),
+        rows(
             "published",
             "expected",
             "lost",
-            "unexplained",
-            "twice",
-            "out of order",
-            "excess data",
+            "lost_unexplained",
+            "duplicates",
+            "out_of_order",
+            "excess_share_percent",
             "outages",
-            "away p50 ms",
+            "downtime_p50_ms",
         ),
-        [
-            (
-                run["run"],
-                *(
-                    count(run[key])
-                    for key in ("published", "expected", "lost", "lost_unexplained", "duplicates", "out_of_order")
-                ),
-                percent(run["excess_share"]),
-                count(run["outages"]),
-                milliseconds(run["downtime_p50_ms"]),
-            )
-            for run in summary["runs"]
-        ],
     )
     for note in summary["notes"]:
         progress.note(note)
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits are enough on a screen."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _write(path: Path, content: bytes) -> None:

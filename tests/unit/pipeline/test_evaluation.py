@@ -116,6 +116,14 @@ def test_unfinished_files_are_left_out_with_a_note(tmp_path: Path) -> None:
     assert any("unfinished" in note for note in found.notes)
 
 
+def test_an_evaluation_among_the_events_is_not_taken_for_events(tmp_path: Path) -> None:
+    record(tmp_path, "run")
+    (tmp_path / "evaluation" / "runs.parquet").mkdir(parents=True)
+    (tmp_path / "evaluation" / "report.html").write_text("")
+    parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "evaluation" / "runs.parquet" / "part-0.parquet")
+    assert find_inputs([tmp_path]).rows == 1
+
+
 def test_the_job_refuses_before_spark_starts(tmp_path: Path) -> None:
     record(tmp_path / "run" / "events", "run")
     (tmp_path / "full").mkdir()

@@ -87,7 +87,7 @@ def carried(events: DataFrame, counted: DataFrame, places: DataFrame, *, beyond_
     passed = (
         events.where(F.col("kind").isin("delivered", "carried") & F.col("message_id").isNotNull() & (F.size("path") > 0))
         .select("run", "topic", "publisher", "message_id", "sent_ns", "size_bytes", "path")
-        .join(F.broadcast(homes), keys.client_key("publisher") == F.col("home_key"), "left")
+        .join(homes, keys.client_key("publisher") == F.col("home_key"), "left")
         .select("run", "topic", "message_id", "sent_ns", "size_bytes", "homes", F.explode("path").alias("broker"))
     )
     # Spark would explode first and filter after; the paths of most deliveries are short, so that costs little.
@@ -100,7 +100,7 @@ def carried(events: DataFrame, counted: DataFrame, places: DataFrame, *, beyond_
         & (F.col("sent_ns") >= F.col("from_ns"))
         & (F.col("sent_ns") < F.col("until_ns"))
     )
-    spans = F.broadcast(places.withColumnRenamed("place_key", "wanted_key"))
+    spans = places.withColumnRenamed("place_key", "wanted_key")
     sums = (
         once.join(spans, served, "left")
         .groupBy("at")

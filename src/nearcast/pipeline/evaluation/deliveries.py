@@ -83,7 +83,7 @@ def cells(
     if isinstance(bounds, int):
         rows = rows.withColumn("bound_ns", F.lit(bounds).cast("bigint"))
     elif bounds is not None:
-        rows = rows.join(F.broadcast(bounds), "topic_key", "left")
+        rows = rows.join(bounds, "topic_key", "left")
     else:
         rows = rows.withColumn("bound_ns", F.lit(None).cast("bigint"))
     rows = rows.repartition("flow")

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 ROWS_PER_PARTITION = 1_500_000
 """Of a shuffle, so that a sort fits in memory."""
 
+BROADCAST = "64m"
+"""Tables of keys up to this size (as files) are handed to every task instead of shuffling events to them."""
+
 INTERPRETED_ROWS = 200_000
 """Up to so many events, compiling the queries takes longer than running them uncompiled."""
 
@@ -145,7 +148,7 @@ def _settings(spark: SparkSession, rows: int) -> Iterator[None]:
     """More partitions for more events, and for few of them no planning that costs more than it saves; what the session had
     comes back."""
     partitions = min(2_000, -(-rows // ROWS_PER_PARTITION))
-    wanted = {"spark.sql.shuffle.partitions": str(partitions)}
+    wanted = {"spark.sql.shuffle.partitions": str(partitions), "spark.sql.autoBroadcastJoinThreshold": BROADCAST}
     if rows <= INTERPRETED_ROWS:
         wanted |= {
             "spark.sql.shuffle.partitions": "1",

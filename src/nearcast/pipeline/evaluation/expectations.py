@@ -151,26 +151,33 @@ def _small(table: DataFrame, rows: int) -> DataFrame:
     return F.broadcast(table) if rows <= BROADCAST_ROWS else table
 
 
-def lost_messages(
-    events: DataFrame, messages: DataFrame, suspects: DataFrame, away: DataFrame, *, suspect_flows: int
-) -> DataFrame:
-    """Every message that a flow expected and never got: ``run, publisher, subscriber, stream, topic, message_id, sequence,
-    sent_ns, qos, away, acknowledged, cause``. ``suspects`` are the flows that got something else than they expected."""
+def missing(events: DataFrame, messages: DataFrame, suspects: DataFrame, *, suspect_flows: int) -> DataFrame:
+    """Every message that a flow expected and never got: ``flow, message_id, sequence, sent_ns, qos``. ``suspects`` are the
+    flows that got something else than they expected."""
     streams = _small(suspects.select("stream_key").distinct(), suspect_flows)
-    flows = suspects.select(
-        "flow", "stream_key", "run", "publisher", "subscriber", "stream", "topic", "entitled_ns", "granted"
-    )
     wanted = (
         messages.select(keys.stream_key().alias("stream_key"), "message_id", "sequence", "sent_ns", "qos")
         .join(streams, "stream_key", "left_semi")
-        .join(_small(flows, suspect_flows), "stream_key")
+        .join(_small(suspects.select("flow", "stream_key", "entitled_ns"), suspect_flows), "stream_key")
         .where(F.col("sent_ns") >= F.col("entitled_ns"))
+        .select("flow", "message_id", "sequence", "sent_ns", "qos")
     )
     got = live_deliveries(events).select(keys.flow_key().alias("flow"), "message_id")
     got = got.join(_small(suspects.select("flow"), suspect_flows), "flow", "left_semi")
-    lost = wanted.join(got, ["flow", "message_id"], "left_anti")
+    return wanted.join(got, ["flow", "message_id"], "left_anti")
+
+
+def lost_messages(
+    events: DataFrame, missed: DataFrame, suspects: DataFrame, away: DataFrame, *, suspect_flows: int
+) -> DataFrame:
+    """The missing messages with names and causes: ``run, publisher, subscriber, stream, topic, message_id, sequence, sent_ns,
+    qos, away, acknowledged, cause``."""
+    # Names come back only now, to the few that are left.
+    names = suspects.select("flow", "stream_key", "run", "publisher", "subscriber", "stream", "topic", "granted")
+    lost = missed.join(_small(names, suspect_flows), "flow")
     acknowledged = (
         events.where(F.col("kind") == "acknowledged")
+        .join(missed.select("message_id").distinct(), "message_id", "left_semi")
         .select(keys.stream_key().alias("ack_stream"), F.col("message_id").alias("ack_id"))
         .distinct()
     )

@@ -104,12 +104,13 @@ def _event_files(source: Path, notes: list[str]) -> list[Path]:
         return [source]
     if not source.is_dir():
         raise ConfigError(f"{source}: there is no such file or directory")
-    # Beside its events an experiment's folder may hold other Parquet files: what this job made of it, for one.
+    # Beside its events a folder may hold other Parquet files: what this job made of it, for one.
     directory = source / "events" if (source / "events").is_dir() else source
     unfinished = [path for path in directory.rglob(".*.parquet") if path.is_file()]
     if unfinished:
         notes.append(f"{directory}: {len(unfinished)} unfinished files are left out; their writers run still, or were killed")
-    return files(directory)
+    evaluated = {path.parent for path in directory.rglob("report.html")}
+    return [path for path in files(directory) if path.is_file() and not evaluated.intersection(path.parents)]
 
 
 def _described(paths: Sequence[Path], notes: list[str], *, skip_damaged: bool) -> Iterator[Recorded]:

@@ -292,11 +292,15 @@ class Passes:
         )
         self.outages = self.keep("outages", downtime.outages(self.connections))
         count = suspects.count()
-        lost = expectations.lost_messages(self.events, self._messages(), suspects, self.outages, suspect_flows=count)
+        missed = expectations.missing(self.events, self._messages(), suspects, suspect_flows=count)
+        missed = self.keep("missing", missed if count else missed.where(F.lit(False)))
+        lost = expectations.lost_messages(self.events, missed, suspects, self.outages, suspect_flows=count)
         self.lost = self.keep("lost", lost if count else lost.where(F.lit(False)))
 
     def _count_carried(self) -> None:
         places = brokers.wanted(self.clients, brokers.presence(self.connections))
+        if self.beyond_home:
+            places = self.keep("wanted", places)
         table = brokers.carried(self.events, self.census, places, beyond_home=self.beyond_home)
         self.carried = self.keep("carried", table)
 
