@@ -176,6 +176,10 @@ def perform(
         left = [point for point in wanted if point.key not in done]
         try:
             _run_all(spark, function, left, journal.rows, journal.append, points_per_task, progress, len(done))
+        except BaseException:
+            kept = sum(point.key in journal.rows for point in wanted)
+            progress.note(f"{kept:,} of {len(wanted):,} points are done; the same command goes on with the rest")
+            raise
         finally:
             # After a Ctrl-C as well: the table is what there is so far.
             journal.write_results(wanted)
