@@ -85,6 +85,18 @@ class BulkPort:
         """Most that a client's frame may have: a message as large as MQTT allows, or a piece of an upload."""
         return max(wire.MAX_MESSAGE_BYTES, self.broker.config.limits.max_packet_bytes + 65_536)
 
+    def gauges(self) -> dict[str, tuple[float, str]]:
+        """Figures for /metrics."""
+        return {
+            "bulk_connections": (len(self.transports), "Connections of the bulk port."),
+            "bulk_streams": (self.stream_count, "Streams that read topics."),
+            "bulk_bytes_sent": (self.bytes_sent, "Bytes of records that streams sent since the start."),
+            "staged_bytes": (
+                self.requests.staging.staged_bytes,
+                "Bytes of batches that were handed in and not yet published.",
+            ),
+        }
+
     # --- connections --------------------------------------------------------------------------------------------------------
 
     def opened(self, transport: BulkTransport) -> None:
@@ -96,10 +108,6 @@ class BulkPort:
         self.transports.discard(transport)
         if not self.transports:
             self._empty.set()
-
-    def authenticated(self, transport: BulkTransport, verdict: Verdict) -> None:
-        """The authenticator's late answer."""
-        transport.decide(verdict)
 
     def tick(self, now: float) -> None:
         """Time passed: send away whoever says nothing."""

@@ -468,6 +468,7 @@ class Broker:
             "stalled_clients": (len(self.stalls), "Clients that are slow to take their output."),
             "password_checks_pending": (self._authenticator.pending, "Password checks waiting or running."),
             **self.topics.gauges(),
+            **self.bulk.gauges(),
         }
 
     def health(self) -> dict[str, object]:
