@@ -75,7 +75,7 @@ def run_job(
             java_home=where.java_home,
             cache_directory=where.cache_directory,
             log_file=where.log_file,
-            **settings,
+            settings=settings,
         )
     except NearcastError:
         raise

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,10 @@ def build_session(
     java_home: str | None = None,
     cache_directory: Path | None = None,
     log_file: Path | None = None,
+    settings: Mapping[str, str] | None = None,
     **overrides: str,
 ) -> SparkSession:
-    """A session with our settings; ``overrides`` are Spark settings by their keys (``**{"spark.driver.memory": "4g"}``).
+    """A session with our settings; ``settings`` and ``overrides`` are Spark's by their keys (``{"spark.driver.memory": "4g"}``).
 
     Warnings and errors of Spark and what Python workers print go to ``log_file`` (default: a file that goes with the session).
     Stop it with :func:`stop_session`, which also ends the JVM; the end of the process does the same.
@@ -79,7 +81,7 @@ def build_session(
         log_file = (log_file or directory / "spark.log").absolute()
         log_settings = directory / "log4j2.properties"
         log_settings.write_text(_LOGGING.format(file=log_file))
-        conf = effective(master, overrides)
+        conf = effective(master, {**(settings or {}), **overrides})
         executor_python = conf.setdefault("spark.pyspark.python", sys.executable)
         conf.setdefault("spark.sql.warehouse.dir", str(directory / "warehouse"))
         java_options = [*JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log_settings.as_uri()}"]

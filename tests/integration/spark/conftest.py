@@ -46,7 +46,7 @@ def spark() -> Iterator[SparkSession]:
 
     # The compiler that starts fast: the session lives for a minute or two, on few cores.
     quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    session = build_session("nearcast tests", master="local[2]", **quick)
+    session = build_session("nearcast tests", master="local[2]", settings=quick)
     yield session
     stop_session(session)
 
