@@ -25,6 +25,10 @@ _PARTIAL = ".partial"
 _IOV_MAX = 1_024
 _JOINED_BYTES = 4_096
 """Pieces smaller than this on average are joined before they are written: a copy costs less than a long list."""
+_SKIPPED_BYTES = 4_096
+"""Pieces closer together than this are read at once."""
+_SPAN_BYTES = 4 << 20
+"""Most that is read at once for the sake of several pieces."""
 _MAX_OPEN = 128
 """Files that are kept open, beside those that somebody reads."""
 _READERS = 4
@@ -285,19 +289,42 @@ def _write_fully(descriptor: int, pieces: list[bytes]) -> None:
 
 
 def _read_pieces(files: dict[str, _File], pieces: list[tuple[str, int, int]], flags: int) -> memoryview | None:
-    """Pieces of files, one behind the other; None when a file is too short or, with RWF_NOWAIT, is not in memory."""
-    size = sum(piece[2] for piece in pieces)
-    target = memoryview(bytearray(size))
+    """Pieces of files, one behind the other; None when a file is too short or, with RWF_NOWAIT, is not in memory.
+
+    Pieces that lie close together are read at once, with what lies between them: a call costs more than a few bytes.
+    """
+    found: list[memoryview] = []
     at = 0
     try:
-        for name, offset, length in pieces:
-            got = 0
-            while got < length:
-                count = os.preadv(files[name].descriptor, [target[at + got : at + length]], offset + got, flags)
-                if count == 0:
-                    return None
-                got += count
-            at += length
+        while at < len(pieces):
+            name, begin, size = pieces[at]
+            end = begin + size
+            after = at + 1
+            while after < len(pieces):
+                next_name, next_begin, next_size = pieces[after]
+                far = next_name != name or not 0 <= next_begin - end <= _SKIPPED_BYTES
+                if far or next_begin + next_size - begin > _SPAN_BYTES:
+                    break
+                end = next_begin + next_size
+                after += 1
+            span = memoryview(bytearray(end - begin))
+            if not _read_into(files[name].descriptor, span, begin, flags):
+                return None
+            if after == at + 1:
+                found.append(span)
+            else:
+                found += [span[offset - begin : offset - begin + length] for _, offset, length in pieces[at:after]]
+            at = after
     except BlockingIOError:
         return None
-    return target
+    return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+
+def _read_into(descriptor: int, target: memoryview, offset: int, flags: int) -> bool:
+    got = 0
+    while got < len(target):
+        count = os.preadv(descriptor, [target[got:]], offset + got, flags)
+        if count == 0:
+            return False
+        got += count
+    return True

@@ -94,7 +94,7 @@ def _print(bars: list[topic_log.Bar]) -> None:
     table = Table("measured", "figure", "rounds", "bar", "the disk itself", "of it", "", box=None, header_style="bold")
     for bar in bars:
         sign = "≥" if bar.higher_is_better else "≤"
-        wanted = f"{sign} {_figure(bar.bar, bar.unit)}"
+        wanted = f"{sign} {_figure(bar.bar, bar.unit)}" if bar.bar else ""
         if bar.alternative is not None:
             wanted += " or 70 %"
         table.add_row(
@@ -104,7 +104,7 @@ def _print(bars: list[topic_log.Bar]) -> None:
             wanted,
             "" if bar.disk is None else _figure(bar.disk, bar.unit),
             "" if bar.ratio is None else f"{bar.ratio:.0%}",
-            "[green]met[/]" if bar.is_met else "[bold red]below[/]",
+            "" if not bar.bar else "[green]met[/]" if bar.is_met else "[bold red]below[/]",
         )
     console.print(table)
     build = "compiled" if compiled.is_compiled() else "plain, several times slower"

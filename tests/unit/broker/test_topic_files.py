@@ -83,6 +83,26 @@ def test_cold_and_warm_loading_give_the_same_bytes(tmp_path: Path) -> None:
     asyncio.run(load())
 
 
+def test_topics_that_alternate_are_gathered_without_what_lies_between(tmp_path: Path) -> None:
+    async def load() -> None:
+        files, log = opened(tmp_path)
+        for number in range(500):
+            for name in (b"a", b"secret"):
+                log.append(topic_of(log, name), b"", 0, b"", [b"%d" % number * 20], number)
+        log.append(topic_of(log, b"secret"), b"", 0, b"", [bytes(50_000)], 500)
+        log.append(topic_of(log, b"a"), b"", 0, b"", [b"last"], 501)
+        log.commit(log.write())
+        topic = topic_of(log, b"a")
+        extents = log.read(topic, 1, topic.committed_index, 1 << 30)
+        assert len(extents.pieces) == 501
+        data = await files.load(extents)
+        found = [bytes(record.payload) for record in parse(data, {topic.number: "a"})]
+        assert found == [*(b"%d" % number * 20 for number in range(500)), b"last"]
+        files.close()
+
+    asyncio.run(load())
+
+
 def test_a_file_that_is_removed_while_it_is_read_stays_readable(tmp_path: Path) -> None:
     files, log = opened(tmp_path)
     fill(files, log, b"a", 1_000)
