@@ -45,11 +45,14 @@ MAX_REQUESTS = 1_024
 READS_AT_ONCE = 8
 """Batches that are being read from disk, or were read and not yet sent, over all connections."""
 
-OPENING_TOPICS = 2_000
+OPENING_TOPICS = 1_000
 """Topics that one turn of the event loop looks at for a stream that is being opened."""
 
 MAX_UPLOAD_BYTES = 8_388_608
 """Bytes of one connection's uploads that wait to be written. Reading from the connection stops there."""
+
+MAX_ANSWER_BYTES = 4_194_304
+"""Bytes of answers that a client has not taken. Reading from the connection stops there."""
 
 IDLE = 0
 BUSY = 1
@@ -200,7 +203,6 @@ class BulkTransport(asyncio.Protocol):
         self._turns: deque[int] = deque()
         self.uploads: dict[int, object] = {}
         self._last_heard = 0.0
-        self._pinged = False
         self._close_reason = ""
 
     # --- what asyncio calls -------------------------------------------------------------------------------------------------
@@ -222,7 +224,6 @@ class BulkTransport(asyncio.Protocol):
         if self.state == CLOSED:
             return
         self._last_heard = self.broker.monotonic()
-        self._pinged = False
         try:
             self._frames.extend(self._reader.feed(data))
             self._take_frames()
@@ -234,6 +235,7 @@ class BulkTransport(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        self.unblocked()
         self.pump_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -270,7 +272,13 @@ class BulkTransport(asyncio.Protocol):
     @property
     def blocked(self) -> bool:
         """Whether so much is under way that nothing more is taken in."""
-        return self.requests_under_way >= MAX_REQUESTS or self.upload_bytes >= MAX_UPLOAD_BYTES
+        if self.requests_under_way >= MAX_REQUESTS or self.upload_bytes >= MAX_UPLOAD_BYTES:
+            return True
+        # Streams wait for the socket by themselves; whoever does not take answers gets no further ones.
+        transport = self.transport
+        if not self.paused or transport is None:
+            return False
+        return transport.get_write_buffer_size() > 2 * self.port.max_batch_bytes + MAX_ANSWER_BYTES
 
     def _regulate(self) -> None:
         transport = self.transport
@@ -381,6 +389,7 @@ class BulkTransport(asyncio.Protocol):
     def _forget_stream(self, number: int) -> None:
         if self._streams.pop(number, None) is not None:
             self.port.stream_count -= 1
+            self._turns.remove(number)
 
     def pump_soon(self) -> None:
         """Go on with streams at the next turn of the event loop."""
@@ -394,11 +403,10 @@ class BulkTransport(asyncio.Protocol):
         if self.paused or self._read_under_way or self.state != READY:
             return
         for _ in range(len(self._turns)):
-            number = self._turns.popleft()
-            stream = self._streams.get(number)
-            if stream is None:
-                continue
-            self._turns.append(number)
+            if not self._turns:
+                return
+            stream = self._streams[self._turns[0]]
+            self._turns.rotate(-1)
             try:
                 step = self._step(stream)
                 if step == MORE:

@@ -34,6 +34,7 @@ from nearcast.topiclog import wire
 from nearcast.topiclog.blocks import RECORDS, RETAIN, encode
 from nearcast.topiclog.log import Topic, TopicLog
 from nearcast.topiclog.rules import RuleTable
+from nearcast.topiclog.streams import MAX_NAMED_BYTES, MAX_SEARCHED
 
 if TYPE_CHECKING:
     from nearcast.broker.bulk import BulkPort, BulkTransport
@@ -154,7 +155,7 @@ class BulkRequests:
 
     # --- topics and records -------------------------------------------------------------------------------------------------
 
-    def _topics(self, transport: BulkTransport, filters: list[str], after: int) -> tuple[list[Topic], int]:
+    def _topics(self, transport: BulkTransport, filters: list[str], after: int, most: int) -> tuple[list[Topic], int]:
         """Topics that a filter matches, and where to go on: -1 when these were the last."""
         log = self.readable_log(transport, filters)
         if not any("+" in topic_filter or "#" in topic_filter for topic_filter in filters):
@@ -165,15 +166,17 @@ class BulkRequests:
         last = log.last_number()
         at = max(0, after)
         stop = min(last, at + SCANNED_TOPICS)
-        while at < stop and len(found) < wire.PAGE_TOPICS:
+        name_bytes = 0
+        while at < stop and len(found) < most and name_bytes < MAX_NAMED_BYTES:
             at += 1
             topic = log.numbered(at)
             if topic is not None and table.match(topic.name) is not None:
                 found.append(topic)
+                name_bytes += len(topic.name)
         return found, at if at < last else -1
 
     def _list(self, transport: BulkTransport, content: wire.ListTopics) -> wire.States:
-        topics, after = self._topics(transport, content.filters, content.after)
+        topics, after = self._topics(transport, content.filters, content.after, wire.PAGE_TOPICS)
         states = [
             wire.State(
                 topic.text(),
@@ -188,7 +191,7 @@ class BulkRequests:
         return wire.States(states, after)
 
     def _find(self, transport: BulkTransport, content: wire.FindIndexes) -> wire.Indexes:
-        topics, after = self._topics(transport, content.filters, content.after)
+        topics, after = self._topics(transport, content.filters, content.after, MAX_SEARCHED)
         log = self.log
         return wire.Indexes([(topic.text(), log.index_at(topic, content.time_us)) for topic in topics], after)
 

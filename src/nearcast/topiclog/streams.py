@@ -28,6 +28,12 @@ from nearcast.topiclog.topics import Extents, Topic
 
 MAX_CREDIT: Final = 1 << 40
 
+MAX_NAMED_BYTES: Final = 1_048_576
+"""Bytes of topic names in one :class:`~nearcast.topiclog.wire.Names`."""
+
+MAX_SEARCHED: Final = 100
+"""Topics in which one step looks for a time: that may have to read a file."""
+
 _NO_END: Final = (1 << 63) - 1
 
 
@@ -68,6 +74,7 @@ class ReadStream:
         self._gaps: list[wire.Gap] = []
         self._cursor = -1
         """Where in the log it is; -1 for a stream that goes along one topic's index."""
+        self._lowest_position = -1
         self._stop_position = 0
         self._extents: Extents | None = None
         self._over = False
@@ -93,10 +100,16 @@ class ReadStream:
         last = log.last_number() if self.opened else self._last_at_opening
         upto = min(last, self._looked_at + max_topics)
         matching = []
+        name_bytes = 0
+        by_time = self._asked.start == "time" or self._asked.end_time_us is not None
         for number in range(self._looked_at + 1, upto + 1):
             topic = log.numbered(number)
             if topic is not None and number not in self._topics and self._table.match(topic.name) is not None:
                 matching.append(topic)
+                name_bytes += len(topic.name)
+                if name_bytes >= MAX_NAMED_BYTES or (by_time and len(matching) >= MAX_SEARCHED):
+                    upto = number
+                    break
         self._looked_at = upto
         names = self._add(matching)
         if not self.opened and upto >= last:
@@ -110,8 +123,7 @@ class ReadStream:
         self._stop_position = log.committed_position
         may_grow = asked.follow and (self._wild or len(asked.filters) > 1)
         if may_grow or len(self._topics) > 1 or (asked.follow and asked.end_time_us is not None):
-            positions = [log.position_of(topic, self._next[number]) for number, topic in self._topics.items()]
-            self._cursor = min(positions, default=log.committed_position)
+            self._cursor = log.committed_position if self._lowest_position < 0 else self._lowest_position
             if may_grow:
                 self._cursor = min(self._cursor, self._position_at_opening)
 
@@ -124,6 +136,9 @@ class ReadStream:
                 continue
             start, end = self._start_of(topic, name), self._end_of(topic, name)
             number = topic.number
+            if not self.opened:
+                position = self._log.position_of(topic, start)
+                self._lowest_position = position if self._lowest_position < 0 else min(position, self._lowest_position)
             self._topics[number] = topic
             self._wanted.add(number)
             self._next[number] = start

@@ -54,7 +54,7 @@ MAX_NAME_BYTES: Final = 256
 """Of a producer's name."""
 
 PAGE_TOPICS: Final = 2_000
-"""Topics in one answer to :class:`ListTopics` or :class:`FindIndexes`, and in one :class:`Names`."""
+"""Most topics in one answer to :class:`ListTopics`."""
 
 _MALFORMED: Final = 0x81
 _TOO_LARGE: Final = 0x95
