@@ -1,8 +1,8 @@
 """Work on sealed segments that takes long: making index files, writing segments anew without what is dead, removing files.
 
-A job is prepared by the log, run wherever there is time (a thread, as nothing of it touches the log's state or what others
-write), and then finished by the log. A crash at any moment leaves files that recovery understands: a segment that was written
-anew has a file of its own, which gets its name once it is on disk, and only then the old one goes.
+A job is prepared by the log, run wherever there is time (a thread: it only reads what the log holds), and then finished by the
+log. A crash at any moment leaves files that recovery understands: a segment that was written anew has a file of its own, which
+gets its name once it is on disk, and only then the old one goes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from nearcast.topiclog import indexes
 from nearcast.topiclog.blocks import FLOOR, SEGMENT_HEADER, TIME_AT, TOPIC, encode
+from nearcast.topiclog.catalog import Catalog
 from nearcast.topiclog.marks import Mark
 from nearcast.topiclog.runs import RunColumns, Runs
 from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment, index_name, log_name
@@ -61,13 +62,14 @@ class Remove(Job):
 class Rewrite(Job):
     """Write a segment anew, without the runs that are dead."""
 
-    def __init__(self, storage: Storage, segment: Segment, runs: RunColumns, floors: dict[int, int]) -> None:
+    def __init__(self, catalog: Catalog, segment: Segment, runs: RunColumns) -> None:
         self.segment = segment
         self.generation = segment.generation + 1
         self.size = 0
-        self._storage = storage
+        self._catalog = catalog
+        self._storage = catalog.storage
         self._runs = runs
-        self.floors = floors
+        self.floors: dict[int, int] = {}
         """First index of each topic that has something to keep."""
         self._last_times: dict[int, int] = {}
         self._new = Runs()
@@ -75,6 +77,7 @@ class Rewrite(Job):
 
     def run(self) -> None:
         name = log_name(self.segment.sequence, self.generation)
+        self._find_floors()
         head = self._head()
         self._storage.put(name, self._pieces(head), True)
         runs = self._new
@@ -84,6 +87,13 @@ class Rewrite(Job):
         marks: list[Mark] = segment.marks
         pieces = indexes.encode(runs, self.size, segment.logical_size, segment.last_time_us, marks, has_logical=True)
         self._storage.put(index_name(name), pieces, True)
+
+    def _find_floors(self) -> None:
+        """Which topics have something to keep. A first index may rise meanwhile: then a little more is kept than needed."""
+        for part in self._runs.parts():
+            topic = self._catalog.numbered.get(part.number)
+            if topic is not None and part.next > max(part.first, topic.first_index):
+                self.floors[part.number] = topic.first_index
 
     def _head(self) -> list[bytes]:
         """Header and names."""

@@ -107,6 +107,8 @@ class TopicLog:
         self._job: Job | None = None
         self._garbage: list[str] = []
         """Files of segments that are not part of the log any more."""
+        self._deleted: dict[int, Topic] = {}
+        """Topics without a record that some file still names."""
 
     @property
     def topics(self) -> dict[bytes, Topic]:
@@ -149,6 +151,7 @@ class TopicLog:
         self._uncommitted.clear()
         self._round = []
         self._job = None
+        self._deleted = {topic.number: topic for topic in self._catalog.topics.values() if not topic.places}
         self._garbage = []  # files that are still there are part of the log again
         self._runs = recovery.runs
         self._time_us = max(self._time_us, recovery.last_time_us)
@@ -374,7 +377,6 @@ class TopicLog:
         """What was gathered is the beginning of a new segment."""
         before = self._catalog.segments[-1]
         before.marks = list(self._latest_marks.values())
-        before.whole_bytes = sum([part.bytes for part in self._runs.parts()])
         self._runs = Runs()
         segment = Segment(self._sequence, 0)
         segment.runs = self._runs
@@ -392,6 +394,7 @@ class TopicLog:
                 if entry.floor:
                     part.floor = entry.floor
                     retention.advance(self._catalog, topic, entry.floor)
+                    self._deleted[topic.number] = topic
                 continue
             part = runs.need(topic.number)
             if part.first == part.next or not topic.places:
@@ -406,6 +409,7 @@ class TopicLog:
             topic.bytes += entry.size
             topic.last_time_us = entry.last_time_us
             segment.live_bytes += entry.size
+            segment.whole_bytes += entry.size
 
     def _undo(self) -> None:
         """What was gathered never was."""
@@ -492,20 +496,20 @@ class TopicLog:
             if not segment.has_index:
                 return Seal(storage, segment, catalog.runs_of(segment))
             if retention.is_mostly_dead(segment):
-                return Rewrite(storage, segment, catalog.runs_of(segment), retention.floors_of(catalog, segment))
+                return Rewrite(catalog, segment, catalog.runs_of(segment))
         return Remove(storage, self._garbage) if self._garbage else None
 
     def _drop(self, segment: Segment) -> None:
         """Nobody will read a segment any more."""
         catalog = self._catalog
-        numbers = [part.number for part in catalog.runs_of(segment).parts()]
         catalog.drop(segment)
         self._garbage.append(segment.name)
-        for number in numbers:
-            topic = catalog.numbered.get(number)
-            # A topic that was deleted is forgotten when no file names it any more.
-            if topic is not None and not topic.places and not topic.touched and topic.declared_in <= segment.sequence:
-                del catalog.numbered[number]
+        for topic in list(self._deleted.values()):
+            if topic.places or topic.touched:
+                del self._deleted[topic.number]
+            elif topic.declared_in <= segment.sequence:  # no file names it any more: it is forgotten
+                del self._deleted[topic.number]
+                del catalog.numbered[topic.number]
                 del catalog.topics[topic.name]
 
     def finish(self, job: Job, failed: bool = False) -> None:

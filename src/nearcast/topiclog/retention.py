@@ -148,16 +148,6 @@ def is_mostly_dead(segment: Segment) -> bool:
     return 0 < segment.live_bytes * 2 < segment.whole_bytes
 
 
-def floors_of(catalog: Catalog, segment: Segment) -> dict[int, int]:
-    """For every topic with something to keep in a segment: its number, and its first index."""
-    found: dict[int, int] = {}
-    for part in catalog.runs_of(segment).parts():
-        topic = catalog.numbered.get(part.number)
-        if topic is not None and part.next > max(part.first, topic.first_index):
-            found[part.number] = topic.first_index
-    return found
-
-
 def replace(catalog: Catalog, job: Rewrite) -> None:
     """A segment was written anew: go over to its new file."""
     segment = job.segment
