@@ -115,7 +115,7 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Mapping[st
         progress.step("writing the report")
         summary = evaluation.summary()
         title = options.title or f"Evaluation of {', '.join(run['run'] for run in summary['runs'][:3])}"
-        command = shlex.join(["nearcast", *sys.argv[1:]]) if Path(sys.argv[0]).name == "nearcast" else ""
+        command = shlex.join(["nearcast", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("nearcast", "__main__.py") else ""
         made = f"Nearcast {summary['nearcast']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         _write(out / REPORT, render(summary, title=title, command=command, made=made).encode())
         # Last: where it is, the directory is whole.
