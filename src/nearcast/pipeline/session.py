@@ -63,7 +63,7 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     **overrides: str,
 ) -> SparkSession:
-    """A session with our settings; ``settings`` and ``overrides`` are Spark's by their keys (``{"spark.driver.memory": "4g"}``).
+    """A session with ours and these ``settings`` of Spark, by their keys: ``{"spark.driver.memory": "4g"}``, or as keywords.
 
     Warnings and errors of Spark and what Python workers print go to ``log_file`` (default: a file that goes with the session).
     Stop it with :func:`stop_session`, which also ends the JVM; the end of the process does the same.
