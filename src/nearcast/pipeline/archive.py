@@ -178,6 +178,8 @@ def write_partitioned(rows: DataFrame, directory: Path, *, hourly: bool) -> None
     if hourly:
         keyed = keyed.withColumn("hour", F.date_format("time", "HH"))
     spread = keyed.repartition(*keys, F.floor(F.col("index") / ROWS_PER_TASK))
+    # Of this micro-batch's own session. Spark's default, INT96, has no statistics, and other readers take it for nanoseconds.
+    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     ordered = spread.sortWithinPartitions(*keys, "topic", "index")
     ordered.write.partitionBy(*keys).option("compression", "zstd").parquet(str(directory))
 

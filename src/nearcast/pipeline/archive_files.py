@@ -369,7 +369,7 @@ def _merge(files: list[Path], target: Path) -> None:
     schema = pq.read_schema(files[0])
     rows = 0
     gathered: list[pa.RecordBatch] = []
-    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(target, schema, compression="zstd", coerce_timestamps="us") as writer:
         waiting = 0
         for path in files:
             with pq.ParquetFile(path) as file:
