@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from nearcast.mqtt import reasons, records
-from nearcast.mqtt.access import AllowAll
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Disconnect, Properties, PubAck, PubComp, Publish, PubRec, PubRel, Will
 from nearcast.mqtt.recovery import Recovery, Snapshot
 from tests.engine_harness import World
@@ -142,7 +141,7 @@ def test_deliver_reaches_subscribers_and_not_the_log() -> None:
     assert late.payloads() == [b"4"]
 
 
-class Denied(AllowAll):
+class Denied:
     def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
         return False
 
