@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,12 +51,19 @@ MAX_UPLOADS = 256
 MAX_ATTEMPTS = 100_000
 """Files that were handed in and wait; also the partitions of one batch."""
 
+MAX_PRODUCERS = 10_000
+"""Producers whose last batch is remembered. Beyond, the one that committed nothing for longest is forgotten: a batch that it
+hands in once more would be published once more."""
+
 EXPIRY_SECONDS = 86_400.0
 """After this long, what was handed in and never committed is removed: its producer is dead."""
 
 SWEEP_SECONDS = 600.0
 
 THREADS = 2
+
+PREFIX = "batch/"
+"""Of the names under which the log remembers producers."""
 
 _LARGEST = (1 << 63) - 1
 
@@ -93,6 +100,8 @@ class Staging:
         self._committing: dict[str, asyncio.Lock] = {}
         # Decisions that could not be carried out, by producer: they stand, whatever is asked for next.
         self._stuck: dict[str, Decision] = {}
+        # Producers that the log remembers, those that committed last at the end.
+        self._remembered: OrderedDict[str, None] = OrderedDict()
         self._swept_at = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------------
@@ -106,6 +115,7 @@ class Staging:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="staging")
         self._held = self._files.sizes()
         self.staged_bytes = sum(size for size, _ in self._held.values())
+        self._remembered.update(dict.fromkeys(name for name in self._requests.log.marks if name.startswith(PREFIX)))
         for decision in sorted(self._files.decisions(), key=lambda found: found.batch):
             self._carry_out(decision)
         self._sweep()
@@ -185,7 +195,7 @@ class Staging:
             raise BatchRefused(f"batch {batch}: batches are numbered from 0 on")
         _ = self.files
         user = transport.username or ""
-        return f"batch/{len(user)}:{user}/{name}"
+        return f"{PREFIX}{len(user)}:{user}/{name}"
 
     # --- uploads ------------------------------------------------------------------------------------------------------------
 
@@ -422,8 +432,18 @@ class Staging:
                 await self._requests.kept.committed()
                 part = following
                 number += 1
+        self._remember(decision.producer)
         self._forget_batches(decision.producer, decision.batch)
         await self._in_thread(lambda: files.undecide(decision))
+
+    def _remember(self, producer: str) -> None:
+        """A producer has committed something. Every write of a Spark job is a producer: they must not grow for ever."""
+        self._remembered[producer] = None
+        self._remembered.move_to_end(producer)
+        while len(self._remembered) > MAX_PRODUCERS:
+            oldest, _ = self._remembered.popitem(last=False)
+            if oldest not in self._carrying_out:
+                self._requests.log.forget_mark(oldest)
 
     def _forget_batches(self, producer: str, batch: int) -> None:
         """What was handed in for a batch, or for those before it, is of no use any more."""

@@ -368,6 +368,21 @@ async def test_what_nobody_commits_expires(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_only_so_many_producers_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "MAX_PRODUCERS", 3)
+
+    def work(address: str) -> list[int | None]:
+        with BlockingTopics(address) as topics:
+            for number in range(4):
+                assert topics.commit_batch(f"write-{number}", 0, {})
+                assert topics.commit_batch("query", number, {})
+            return [topics.last_batch(name) for name in ("query", "write-0", "write-1", "write-2", "write-3")]
+
+    async with broker(tmp_path) as found:
+        assert await asyncio.to_thread(work, url(found)) == [3, None, None, 0, 0]
+
+
+@in_loop
 async def test_rows_reach_subscribers_also_of_topics_that_are_not_kept(tmp_path: Path) -> None:
     async with broker(tmp_path) as found, Client(f"mqtt://127.0.0.1:{found.listeners[0].port}") as client:
         await client.subscribe("#", qos=1)
