@@ -7,6 +7,7 @@ crash cut short. In an older one it is damage; if the next block begins where th
 from __future__ import annotations
 
 import re
+import struct
 import zlib
 from typing import Final
 
@@ -31,6 +32,7 @@ from nearcast.topiclog.runs import Part, RunColumns, Runs
 from nearcast.topiclog.storage import Storage
 
 SEGMENT_HEADER_BYTES: Final = 24
+_FRAME: Final = struct.Struct("<II")
 _ANY_HEADER: Final = re.compile(rb"nearcast topics ([1-9]\d{0,8})\n")
 _LOG_NAME: Final = re.compile(r"(\d{10})(?:\.(\d{1,6}))?\.log")
 
@@ -159,15 +161,15 @@ def _problem_at(view: memoryview, offset: i64, size: i64) -> str:
     """What is wrong with the block at an offset; "" if nothing is."""
     if offset + HEADER_BYTES + 4 > size:
         return "the file ends inside a block"
-    length: i64 = int.from_bytes(view[offset : offset + 4], "little")
+    found = _FRAME.unpack_from(view, offset)
+    length: i64 = found[0]
     if length == 0:  # nobody writes an empty block; zeros are what a file system leaves after a power cut
         return "zeros where a block should be"
     if length < HEADER_BYTES + 4 or length & 7:
         return "no block begins here"
     if offset + length > size:
         return "the file ends inside a block"
-    checksum = int.from_bytes(view[offset + 4 : offset + CHECKED_FROM], "little")
-    if zlib.crc32(view[offset + CHECKED_FROM : offset + length]) != checksum:
+    if zlib.crc32(view[offset + CHECKED_FROM : offset + length]) != found[1]:
         return "the checksum does not match"
     return ""
 
