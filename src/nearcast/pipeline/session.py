@@ -114,6 +114,7 @@ def build_session(
         from nearcast.pipeline.cluster import ship_package
 
         ship_package(context, directory)
+    logging.getLogger().addFilter(_not_of_py4j)
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # They would print the errors that are raised, as JSON with all of Java's stack.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -130,6 +131,11 @@ def _without_checksum_files(session: SparkSession) -> None:
     """
     jvm: Any = session._jvm
     jvm.org.apache.hadoop.fs.FileSystem.getLocal(session._jsc.hadoopConfiguration()).setWriteChecksum(False)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """py4j tells the root logger about every connection that ends with a JVM, stack included; what matters of it is raised."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 _directories: dict[int, Path] = {}
