@@ -157,6 +157,8 @@ class Run:
         oracle.marks = dict(self.log.marks)
 
     def reopen(self) -> None:
+        if self.random.random() < 0.5:
+            self.log.close()
         self.open()
         self.oracle.commit(len(self.oracle.written))
 

@@ -267,6 +267,7 @@ def _measure_open(directory: Path, opener: Opener, open_bytes: int, segment_byte
         run_jobs(log)
         held = log.disk_bytes
         expected = _indexes(log)
+        log.close()
     finally:
         files.close()
     times: list[float] = []
@@ -276,6 +277,7 @@ def _measure_open(directory: Path, opener: Opener, open_bytes: int, segment_byte
             start = time.perf_counter()
             files, log = opener(place, segment_bytes)
             times.append(time.perf_counter() - start)
+            log.close()
             files.close()
             if _indexes(log) != expected:
                 raise AssertionError("the log does not open as it was closed")

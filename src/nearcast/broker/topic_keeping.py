@@ -143,9 +143,11 @@ class KeptTopics:
         self.fail(StorageUnavailable(self._config.persistence.directory or "", "the broker is stopping"))
         self._engine.keep_with(None)
         files, self.files = self.files, None
-        self.log = self.keeper = None
+        log, self.log, self.keeper = self.log, None, None
         if files is not None:
             try:
+                if log is not None and log.segment_count:
+                    log.close()
                 files.close()
             except StorageUnavailable as error:
                 logs.event(logging.ERROR, "the topic log could not be flushed at the end", path=error.path, reason=str(error))

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog.marks import Mark, decode_marks, encode_marks
-from nearcast.topiclog.runs import Part, RunColumns
+from nearcast.topiclog.runs import Part, RunColumns, column_bytes
 from nearcast.topiclog.storage import Storage
 
 VERSION: Final = 1
@@ -82,12 +82,18 @@ def encode(
         name_at += len(part.name)
         postings.extend(part.postings)
     mark_bytes = encode_marks(marks)
-    tables = b"".join((*rows, _bytes(numbers), *names, mark_bytes))
+    tables = b"".join((*rows, column_bytes(numbers), *names, mark_bytes))
     tables += bytes(-len(tables) % 8)
-    columns = [_bytes(runs.firsts), _bytes(runs.topics), _bytes(runs.offsets), _bytes(runs.lengths), _bytes(runs.counts)]
-    columns.append(_bytes(postings))
+    columns = [
+        column_bytes(runs.firsts),
+        column_bytes(runs.topics),
+        column_bytes(runs.offsets),
+        column_bytes(runs.lengths),
+        column_bytes(runs.counts),
+    ]
+    columns.append(column_bytes(postings))
     if has_logical:
-        columns.append(_bytes(runs.logical))
+        columns.append(column_bytes(runs.logical))
     checksum = 0
     for column in columns:
         checksum = zlib.crc32(column, checksum)
@@ -211,12 +217,5 @@ def _part(rows: bytes, row: int, count: int, names: bytes) -> Part:
 
 def _column(data: memoryview, offset: int, count: int, kind: Literal["I", "Q"]) -> Sequence[int]:
     if count == 0:
-        return array("I")
+        return array(kind)
     return data[offset : offset + count * (8 if kind == "Q" else 4)].cast(kind)
-
-
-def _bytes(column: Sequence[int]) -> bytes:
-    """A column as it lies in memory."""
-    if isinstance(column, (array, memoryview)):
-        return column.tobytes()
-    raise TypeError("a column is an array or a view of one")

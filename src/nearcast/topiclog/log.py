@@ -162,6 +162,16 @@ class TopicLog:
         self._sequence = last.sequence
         self.written_position = self._catalog.committed_position = (last.sequence << OFFSET_BITS) + last.size
 
+    def close(self) -> None:
+        """Write down where the newest segment's blocks lie, so that opening need not read it. All is committed by now.
+
+        Whoever does not come to call this only opens more slowly. Raises :class:`StorageUnavailable`.
+        """
+        active = self._catalog.segments[-1]
+        if active.size and self._catalog.committed_position == self.written_position and not self._pieces:
+            active.marks = list(self._latest_marks.values())
+            Seal(self._storage, active, self._catalog.runs_of(active)).run()
+
     # --- topics ---------------------------------------------------------------------------------------------------------
 
     def topic(self, name: bytes, create: bool = True) -> Topic | None:

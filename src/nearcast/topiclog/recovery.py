@@ -14,7 +14,16 @@ from nearcast.topiclog.catalog import Catalog
 from nearcast.topiclog.marks import Mark
 from nearcast.topiclog.retention import advance
 from nearcast.topiclog.runs import Part, Runs
-from nearcast.topiclog.segments import Segment, check_version, index_name, linked_size, log_name, parse_log_name, scan
+from nearcast.topiclog.segments import (
+    Scanned,
+    Segment,
+    check_version,
+    index_name,
+    linked_size,
+    log_name,
+    parse_log_name,
+    scan,
+)
 from nearcast.topiclog.storage import Storage
 from nearcast.topiclog.topics import Topic
 
@@ -143,7 +152,7 @@ class Recovery:
 
     def _open_last(self, segment: Segment) -> list[Part]:
         storage = self._storage
-        found = scan(storage, segment.name, is_last=True)
+        found = scan(storage, segment.name, is_last=True, known=self._known_part(segment))
         if not found.is_begun:  # nothing else can be in it, and it has to begin as a whole
             found.end = 0
             found.runs = Runs()
@@ -156,6 +165,28 @@ class Recovery:
         storage.remove(index_name(segment.name))  # of before it was cut back and grew again
         storage.resume(segment.name, found.end)
         return found.runs.parts()
+
+    def _known_part(self, segment: Segment) -> Scanned | None:
+        """What the index says that was made when the log was closed, if it was."""
+        storage = self._storage
+        name = index_name(segment.name)
+        if name not in self._names:
+            return None
+        try:
+            tables = indexes.read_tables(storage, name)
+            runs = indexes.MappedRuns(storage, name)
+        except StorageCorrupt as damage:
+            self._catalog.damage.append(damage)
+            return None
+        if tables.log_bytes > storage.size(segment.name):
+            return None
+        known = Scanned()
+        known.runs.restore(runs)
+        known.end = tables.log_bytes
+        known.last_time_us = tables.last_time_us
+        known.marks = [(0, mark) for mark in tables.marks]
+        known.repeated_marks = 0
+        return known
 
     def _keep_aside(self, name: str, begin: int) -> None:
         """Keep what is cut off for whoever wants to look, but not all of a broker that crashes again and again."""

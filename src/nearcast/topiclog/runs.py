@@ -21,6 +21,13 @@ RUN_BYTES: Final = 4_096
 _EMPTY: Final = array("I")
 
 
+def column_bytes(column: Sequence[int]) -> bytes:
+    """A column as it lies in memory."""
+    if isinstance(column, (array, memoryview)):
+        return column.tobytes()
+    raise TypeError("a column is an array or a view of one")
+
+
 class Part:
     """What one segment has of one topic. ``first`` equals ``next`` when that is no record."""
 
@@ -118,6 +125,20 @@ class Runs(RunColumns):
         self._end: i64 = 0
         self._length: i64 = 0
         self._records: i64 = 0
+
+    def restore(self, columns: RunColumns) -> None:
+        """Take over runs that an index file has; what is added follows them."""
+        self._firsts.frombytes(column_bytes(columns.firsts))
+        self._topics.frombytes(column_bytes(columns.topics))
+        self._offsets.frombytes(column_bytes(columns.offsets))
+        self._lengths.frombytes(column_bytes(columns.lengths))
+        self._counts.frombytes(column_bytes(columns.counts))
+        self.count = columns.count
+        for part in columns.parts():
+            part.growing = array("I")
+            part.growing.frombytes(column_bytes(part.postings))
+            part.postings = part.growing
+            self._parts[part.number] = part
 
     def declare(self, number: int, name: bytes, next_index: int, offset: int) -> Part:
         """A topic that the segment has from now on."""

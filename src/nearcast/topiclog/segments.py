@@ -119,9 +119,10 @@ class _Group:
         self.blocks: list[tuple[Part, int, int, int, int, int]] = []
 
 
-def scan(storage: Storage, name: str, *, is_last: bool) -> Scanned:
-    """Read a whole segment. A segment that is not the last goes on behind damage, where it can."""
-    found = Scanned()
+def scan(storage: Storage, name: str, *, is_last: bool, known: Scanned | None = None) -> Scanned:
+    """Read a whole segment, or what follows the part that is known. One that is not the last goes on behind damage, where it
+    can."""
+    found = known if known is not None else Scanned()
     size: i64 = storage.size(name)
     view = storage.view(name, size)
     path = storage.path(name)
@@ -132,8 +133,8 @@ def scan(storage: Storage, name: str, *, is_last: bool) -> Scanned:
     if bytes(view[:SEGMENT_HEADER_BYTES]) != SEGMENT_HEADER:
         found.damage.append(StorageCorrupt(path, 0, "this is not a segment of a topic log"))
         return found
-    offset: i64 = SEGMENT_HEADER_BYTES
-    found.end = SEGMENT_HEADER_BYTES
+    offset: i64 = max(found.end, SEGMENT_HEADER_BYTES)
+    found.end = offset
     parsed = parse_log_name(name)
     # Whoever wrote a segment anew took whole groups, and no marks.
     group = _Group(parsed is None or parsed[1] == 0)

@@ -354,6 +354,29 @@ def test_sealed_segments_are_not_read_when_the_log_is_opened() -> None:
     assert set(seen) == {f"{log.segment_count:010d}.log"}
 
 
+@pytest.mark.parametrize("lost", [0, 10, 500])
+def test_a_log_that_was_closed_opens_without_reading_what_is_known(lost: int) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    log.append_mark(Mark(producer="p", batch=1))
+    for number in range(40):
+        publish(log, b"ab"[number % 2 : number % 2 + 1], b"%d" % number)
+        commit(log)
+    log.close()
+    log = open_log(storage)
+    assert "0000000001.index" not in storage.files  # it is true only as long as nothing is added
+    for number in range(40, 44):
+        publish(log, b"a", b"%d" % number)
+        commit(log)
+    log.close()
+    del storage.files["0000000001.log"][storage.size("0000000001.log") - lost :]
+    log = open_log(storage)
+    assert log.marks["p"].batch == 1
+    everything = sorted(int(payload) for name in (b"a", b"b") for payload in payloads(log, name))
+    assert everything == list(range(44 - (lost == 10) - 9 * (lost == 500)))
+    assert publish(log, b"a", b"44") == topic_of(log, b"a").committed_index
+
+
 def test_a_full_disk_takes_nothing_and_frees_the_indexes() -> None:
     storage = MemoryStorage()
     log = open_log(storage)
