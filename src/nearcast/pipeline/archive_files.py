@@ -196,6 +196,10 @@ class Archive:
         plan = _read(path, Plan)
         if plan is None:
             return
+        if self.state is not None and plan.batch <= self.state.last_batch:
+            # Carried out, and removed, but a power cut brought it back; its files may be part of larger ones by now.
+            path.unlink()
+            return
         changed = set()
         for move in plan.moves:
             source, target = self.directory / move.source, self.directory / move.target
@@ -222,7 +226,11 @@ class Archive:
             return
         path = self.directory / GAPS
         known = set(read_gaps(self.directory))
+        cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
         with path.open("ab") as file:
+            if cut_off:
+                # A line that a crash left without its end must not swallow the next one.
+                file.write(b"\n")
             for gap in gaps:
                 if gap not in known:
                     file.write(msgspec.json.encode(gap) + b"\n")

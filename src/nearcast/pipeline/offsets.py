@@ -161,7 +161,14 @@ class Advance:
         position = self._starting.topics.get(state.topic, self._starting.default)
         if position == "earliest":
             return state.first_index
-        return state.next_index if position == "latest" else position
+        if position == "latest":
+            return state.next_index
+        if position > state.next_index:
+            raise PipelineError(
+                f"option startingOffsets: topic {state.topic!r} has no record {position}: its next one gets index "
+                f"{state.next_index}"
+            )
+        return position
 
     def _checked(self, state: TopicState, position: int, new: dict[str, int]) -> int:
         """The position, or the nearest that exists when it does not; then something is lost."""

@@ -46,7 +46,16 @@ from nearcast.pipeline.payload_formats import (
 Mode = Literal["permissive", "drop", "fail"]
 Schema = spark.DataType | str
 
-SINK_COLUMNS = ("topic", "content_type", "response_topic", "correlation_data", "user_properties", "qos", "retain")
+SINK_COLUMNS = (
+    "topic",
+    "content_type",
+    "response_topic",
+    "correlation_data",
+    "payload_format",
+    "user_properties",
+    "qos",
+    "retain",
+)
 """What ``to_*`` leaves beside the payload: the columns that the sink takes."""
 
 CONTENT_TYPES: dict[Format, str] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -74,6 +75,11 @@ class NearcastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         by_time = None
         if before.next is None and self._options.start.time_us is not None:
             by_time = self._connection().indexes_at(list(self._options.filters), self._options.start.time_us)
+            # Asked after the listing: what was published between the two is in this answer and not in that one.
+            self._latest = {
+                topic: replace(state, next_index=max(state.next_index, by_time.get(topic, 0)))
+                for topic, state in self._latest.items()
+            }
         after = self._advance.advance(before, self._latest.values(), self._limit(limit), by_time)
         for loss in self._advance.losses:
             self._lost(loss)

@@ -164,6 +164,24 @@ def test_gaps_are_noted_once(tmp_path: Path) -> None:
     with (tmp_path / "_gaps.jsonl").open("ab") as file:
         file.write(b'{"topic": "cut o')
     assert read_gaps(tmp_path) == [Gap("a/b", 15, 20, 1)]
+    with Archive(tmp_path) as archive:
+        archive.begin("query")
+        write(archive, 2, 31, 10)
+        archive.add(2)
+    assert read_gaps(tmp_path) == [Gap("a/b", 15, 20, 1), Gap("a/b", 30, 31, 2)]
+
+
+def test_a_plan_that_comes_back_after_a_power_cut_is_passed_over(tmp_path: Path) -> None:
+    kept: list[bytes] = []
+
+    def step(name: str) -> None:
+        if name == "forget the plan":
+            kept.append((tmp_path / "_work" / "plan.json").read_bytes())
+
+    fill(tmp_path, step)
+    (tmp_path / "_work" / "plan.json").write_bytes(kept[-1])
+    fill(tmp_path, lambda name: None)
+    assert rows(tmp_path) == list(range(1, 41))
 
 
 def test_gaps_within_a_batch(tmp_path: Path) -> None:

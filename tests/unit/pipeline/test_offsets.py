@@ -90,6 +90,12 @@ def test_a_starting_index_that_does_not_exist_is_a_loss() -> None:
     assert [(loss.topic, loss.index, loss.first_index) for loss in advance.losses] == [("a", 2, 5)]
 
 
+def test_a_start_behind_the_end_is_a_mistake_and_not_a_loss() -> None:
+    """Passed over as a loss it would read the topic from its first record."""
+    with pytest.raises(PipelineError, match="startingOffsets: topic 'b' has no record 4: its next one gets index 3"):
+        first_batch(Positions("earliest", {"b": 4}))
+
+
 def test_limits_share_fairly() -> None:
     advance = Advance(Positions("earliest"))
     states = [TopicState("busy", 1, 9_001, 90_000), TopicState("quiet", 1, 1_001, 10_000)]
