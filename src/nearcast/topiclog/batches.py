@@ -6,18 +6,13 @@ This module knows bytes, and names of topics only as its caller gives them.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from mypy_extensions import i64
 
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog.blocks import CHECKED_FROM, HEADER, HEADER_BYTES, QOS_MASK, RECORDS, RETAIN
-
-_TALLIED: Final = struct.Struct("<II24xI")
-_NUMBER: Final = struct.Struct("<I")
 
 
 class Record:
@@ -164,25 +159,32 @@ def blocks(data: bytes | memoryview, where: str = "a batch", *, check: bool = Tr
 
 def tally(data: bytes | memoryview, where: str = "a batch") -> tuple[int, int]:
     """(records, payload bytes) in ``data``, every block checked: a batch is whole, or :class:`StorageCorrupt` is raised."""
-    view = memoryview(data)
-    end: i64 = len(view)
+    held = data if isinstance(data, bytes) else bytes(data)  # compiled code reads bytes without a call, and views with several
+    end: i64 = len(held)
     offset: i64 = 0
     records: i64 = 0
     payload_bytes: i64 = 0
     while offset < end:
         if offset + HEADER_BYTES + 4 > end:
             raise StorageCorrupt(where, offset, "ends inside a block", torn=True)
-        fields = _TALLIED.unpack_from(view, offset)
-        length: i64 = fields[0]
-        count: i64 = fields[2]
+        length = _number(held, offset)
+        count = _number(held, offset + 32)
         if length < HEADER_BYTES + 4 * (count + 1) or offset + length > end:
             raise StorageCorrupt(where, offset, "ends inside a block", torn=True)
-        if zlib.crc32(view[offset + CHECKED_FROM : offset + length]) != fields[1]:
+        if zlib.crc32(held[offset + CHECKED_FROM : offset + length]) != _number(held, offset + 4):
             raise StorageCorrupt(where, offset, "the checksum does not match")
         records += count
-        payload_bytes += _NUMBER.unpack_from(view, offset + HEADER_BYTES + 4 * count)[0]
+        payload_bytes += _number(held, offset + HEADER_BYTES + 4 * count)
         offset += length
     return records, payload_bytes
+
+
+def _number(data: bytes, at: i64) -> i64:
+    low: i64 = data[at]
+    second: i64 = data[at + 1]
+    third: i64 = data[at + 2]
+    high: i64 = data[at + 3]
+    return low + (second << 8) + (third << 16) + (high << 24)
 
 
 def parse(
