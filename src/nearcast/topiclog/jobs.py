@@ -70,7 +70,7 @@ class Rewrite(Job):
         self._storage = catalog.storage
         self._runs = runs
         self.floors: dict[int, int] = {}
-        """First index of each topic that has something to keep."""
+        """First index of each topic that has something to keep, or of which it is to be kept that it was deleted."""
         self._last_times: dict[int, int] = {}
         self._new = Runs()
         self._logical: list[int] = []
@@ -94,6 +94,8 @@ class Rewrite(Job):
             topic = self._catalog.numbered.get(part.number)
             if topic is not None and part.next > max(part.first, topic.first_index):
                 self.floors[part.number] = topic.first_index
+            elif self.segment.has_deletions and part.floor:  # older segments may have what it says is removed
+                self.floors[part.number] = max(part.floor, part.next)
 
     def _head(self) -> list[bytes]:
         """Header and names."""

@@ -402,6 +402,7 @@ class TopicLog:
             if entry.declares:
                 part = runs.declare(topic.number, topic.name, entry.first, offset)
                 if entry.floor:
+                    segment.has_deletions = True
                     part.floor = entry.floor
                     retention.advance(self._catalog, topic, entry.floor)
                     self._deleted[topic.number] = topic
@@ -500,7 +501,9 @@ class TopicLog:
         for segment in catalog.segments:
             if segment.sequence >= committed:
                 break
-            if segment.live_bytes == 0:
+            # Without the word that a topic was deleted, what older segments have of it would be back after a restart.
+            is_needed = segment.has_deletions and segment is not catalog.segments[0]
+            if segment.live_bytes == 0 and not is_needed:
                 self._drop(segment)
                 break
             if not segment.has_index:
@@ -517,7 +520,7 @@ class TopicLog:
         for topic in list(self._deleted.values()):
             if topic.places or topic.touched:
                 del self._deleted[topic.number]
-            elif topic.declared_in <= segment.sequence:  # no file names it any more: it is forgotten
+            elif topic.declared_in < catalog.sequences[0]:  # no file names it any more: it is forgotten
                 del self._deleted[topic.number]
                 del catalog.numbered[topic.number]
                 del catalog.topics[topic.name]

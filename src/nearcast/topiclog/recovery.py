@@ -222,6 +222,9 @@ class Recovery:
             topic.declared_in = segment.sequence
             if part.floor > self._floors.get(part.number, 0):
                 self._floors[part.number] = part.floor
+            # Whoever wrote a segment anew noted a floor for each topic that it kept.
+            if part.floor and (segment.generation == 0 or part.next == part.first):
+                segment.has_deletions = True
             if part.next > part.first:
                 if not topic.places:
                     topic.first_time_us = part.first_time_us

@@ -145,7 +145,7 @@ def _index_in_run(catalog: Catalog, segment: Segment, offset: i64, size: i64, ex
 
 def is_mostly_dead(segment: Segment) -> bool:
     """Whether a segment is worth writing anew."""
-    return 0 < segment.live_bytes * 2 < segment.whole_bytes
+    return segment.live_bytes * 2 < segment.whole_bytes
 
 
 def replace(catalog: Catalog, job: Rewrite) -> None:

@@ -89,6 +89,8 @@ class Segment:
         self.has_index = False
         """Whether there is an index file, so that ``runs`` can be let go."""
         self.view = memoryview(b"")
+        self.has_deletions = False
+        """Whether it says of topics that all their records before were removed: older segments may still have them."""
 
 
 class Scanned:

@@ -617,3 +617,36 @@ def test_a_deleted_topic_is_empty_and_its_index_goes_on() -> None:
     log.set_retention(topic_of(log, b"b"), Retention(max_records=1))
     run_jobs(log)
     assert list(log.topics) == [b"b"]  # when no file names it any more, it is forgotten
+
+
+@pytest.mark.parametrize("beside", [b"", b"quiet too"])
+def test_a_deletion_outlives_the_segment_that_says_so(beside: bytes) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, segment_bytes=2_000)
+    publish(log, b"quiet", b"q" * 2_000)
+    publish(log, b"gone", b"secret")
+    commit(log)
+    log.delete(topic_of(log, b"gone"))
+    if beside:
+        publish(log, beside, b"kept")
+    log.set_retention(topic_of(log, b"busy"), Retention(max_records=1))
+    for _ in range(12):
+        publish(log, b"busy", b"b" * 400)
+        commit(log)
+    assert "Rewrite" in run_jobs(log)
+    for _ in range(2):
+        log = open_log(storage, segment_bytes=2_000)
+        topic = topic_of(log, b"gone")
+        assert (topic.first_index, topic.next_index) == (2, 2)
+        assert run_jobs(log) == []
+    # Once nothing older is there, neither is the word.
+    for name in (b"quiet", beside):
+        if name:
+            log.delete(topic_of(log, name))
+    for _ in range(12):
+        publish(log, b"busy", b"b" * 400)
+        commit(log)
+    log.set_retention(topic_of(log, b"busy"), Retention(max_records=1))
+    run_jobs(log)
+    assert b"gone" not in log.topics
+    assert b"gone" not in open_log(storage, segment_bytes=2_000).topics
