@@ -112,7 +112,7 @@ class Journaling:
                 break
         self.recovered_records = recovery.records
         if self._log is not None:
-            recovery.reconcile(self._log.reconcile(self._engine.effects.last_mark))
+            recovery.reconcile(self._log.reconcile(self._engine.effects.last_mark if found else -1))
         self._names = found
         self._engine.effects.generation = generation_of(found[-1]) if found else 0
         # Whatever was read is written anew at once: the state is checked, old files go, and damage does not stay in the way.

@@ -18,8 +18,8 @@ a flush of the log that covers everything written until then. After a crash
   identifier stays known, and is noted as *not kept*: when the client sends the message again, it is kept and not delivered.
 
 A journal that is lost or damaged must not cost the log anything. Each mark therefore also says up to which mark the journal
-was known to be on disk. A journal that ends before that has lost something, and the log is left as it is: a QoS 2 message may
-then be in it twice.
+was known to be on disk, and whatever is first written after that has come further brings a mark that says so. A journal that
+ends before that has lost something, and the log is left as it is: a QoS 2 message may then be in it twice.
 
 What is kept of a message is topic, payload, QoS, retain flag, publisher, and its properties, the message expiry interval as it
 was on arrival among them. Expiry itself means nothing to the log: it keeps what its retention says.
@@ -34,7 +34,10 @@ class MarkedLog(Protocol):
     """The log as recovery of the journal meets it."""
 
     def reconcile(self, journal_mark: int) -> int:
-        """Cut off what lies beyond the journal's last mark and was never promised; returns the log's last mark."""
+        """Cut off what lies beyond the journal's last mark and was never promised; returns the log's last mark.
+
+        -1 says that there was no journal at all. One is on disk before the first mark is given, so it was removed.
+        """
 
 
 class Keeping(Protocol):

@@ -58,8 +58,8 @@ class TopicKeeping:
         flags = qos | RETAIN if retain else qos
         if mark:
             keeper.append(topic, publisher, flags | GROUPED, properties, payloads)
-            keeper.append_mark(Mark(producer=JOURNAL, batch=mark, part=keeper.covered_mark))
             keeper.last_mark = mark
+            keeper.mark_journal()
         else:
             keeper.append(topic, publisher, flags, properties, payloads)
         if qos and self.durable:
@@ -98,6 +98,7 @@ class TopicKeeper:
         self._promised_position = 0
         self._committing_position = 0
         self._covering_mark = 0
+        self._noted_mark = 0
         self._unreviewed: list[Topic] = []
 
     # --- topics and rules -----------------------------------------------------------------------------------------------
@@ -137,6 +138,11 @@ class TopicKeeper:
         self.gathered = True
         self.log.append_mark(mark)
 
+    def mark_journal(self) -> None:
+        """Note how far marks have come, and up to where the journal is known to be on disk."""
+        self.append_mark(Mark(producer=JOURNAL, batch=self.last_mark, part=self.covered_mark))
+        self._noted_mark = self.covered_mark
+
     def delete(self, topic: Topic) -> None:
         """Gather that all records of a topic are removed."""
         self.gathered = True
@@ -158,6 +164,8 @@ class TopicKeeper:
 
     def write(self) -> None:
         """Write what was gathered; raises :class:`StorageUnavailable`."""
+        if self.gathered and self.covered_mark > self._noted_mark:
+            self.mark_journal()  # what comes now must not be cut off if the journal is lost
         self.gathered = False
         position = self.log.write()
         if self._promising:
@@ -177,23 +185,25 @@ class TopicKeeper:
     # --- after a crash --------------------------------------------------------------------------------------------------
 
     def reconcile(self, journal_mark: int) -> int:
-        """Recover the log, without what the journal does not know of and nobody was promised; returns its last mark."""
+        """See :class:`nearcast.mqtt.keeping.MarkedLog`."""
         log = self.log
         log.recover()
         self.damage = list(log.damage)
         last = self._last_mark()
-        if last.batch > journal_mark:
+        if last.batch > max(journal_mark, 0):
             if journal_mark < last.part:
                 # The journal once had what it has not now. Then it says nothing about what was promised.
+                ends = "is gone" if journal_mark < 0 else f"ends at mark {journal_mark}"
                 self.disagreement = (
-                    f"the journal ends at mark {journal_mark} and had {last.part} on disk: it was damaged or removed; "
+                    f"the journal {ends} and had {last.part} on disk: it was damaged or removed; "
                     "messages published at QoS 2 may be in the log twice"
                 )
             else:
                 self._cut_before(journal_mark + 1)
                 last = self._last_mark()
         self._review_all()
-        self.last_mark = self.covered_mark = self._covering_mark = max(last.batch, journal_mark)
+        self.last_mark = self.covered_mark = self._covering_mark = max(last.batch, journal_mark, 0)
+        self._noted_mark = last.part
         return last.batch
 
     def _last_mark(self) -> Mark:

@@ -194,6 +194,37 @@ def test_a_journal_that_was_lost_costs_the_log_nothing() -> None:
     assert broker.keeper.last_mark == 3, "marks go on behind both"
 
 
+@pytest.mark.parametrize("journal_mark", [-1, 0])
+def test_a_journal_that_was_lost_costs_nothing_that_came_after_the_only_mark(journal_mark: int) -> None:
+    broker = Broker()
+    broker.keep("d/a", "once", qos=2, mark=1)
+    broker.flush()
+    broker.keep("d/a", "acknowledged")
+    broker.flush()
+    broker.open(journal_mark)
+    assert broker.read("d/a") == ["once", "acknowledged"]
+    assert "damaged or removed" in broker.keeper.disagreement
+    assert broker.keeper.last_mark == 1
+
+
+def test_no_journal_and_no_mark_is_a_first_start() -> None:
+    broker = Broker()
+    broker.keep("d/a", "1")
+    broker.flush()
+    broker.open(-1)
+    assert broker.read("d/a") == ["1"]
+    assert (broker.keeper.disagreement, broker.keeper.last_mark) == ("", 0)
+
+
+def test_a_journal_that_was_removed_costs_nothing_at_all() -> None:
+    broker = Broker()
+    broker.keep("d/a", "once", qos=2, mark=1)
+    broker.flush()
+    broker.open(-1)
+    assert broker.read("d/a") == ["once"]
+    assert "is gone" in broker.keeper.disagreement
+
+
 def test_a_log_that_was_lost_says_so_by_its_mark() -> None:
     broker = Broker()
     assert broker.open(9) is broker.keeper
