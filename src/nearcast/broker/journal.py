@@ -181,6 +181,7 @@ class Files:
         self._lock = self._acquire()
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="journal-flush")
         self._replacing: Future[None] | None = None
+        self._flush_failed: StorageUnavailable | None = None
         # The file that is written, and those before it that no flush has covered yet.
         self._name = ""
         self._descriptor = -1
@@ -305,13 +306,20 @@ class Files:
 
     def _flush(self, first: Callable[[], None] | None, descriptors: list[int], to_close: list[int]) -> None:
         try:
+            if self._flush_failed is not None:
+                # After a failed flush the kernel may have dropped the pages: trying again would report success for lost data.
+                # And a flush that has nothing left to do relies on those before it.
+                raise self._flush_failed
             if first is not None:
                 first()
             for descriptor in descriptors:
                 os.fdatasync(descriptor)
         except OSError as error:
-            # After a failed flush the kernel may have dropped the pages: trying again would report success for lost data.
-            raise StorageUnavailable(str(self.directory), f"cannot be flushed: {error.strerror}") from error
+            self._flush_failed = StorageUnavailable(str(self.directory), f"cannot be flushed: {error.strerror}")
+            raise self._flush_failed from error
+        except StorageUnavailable as error:
+            self._flush_failed = error
+            raise
         finally:
             for descriptor in to_close:
                 # Flushed or failed by now; what closing may add is no news, and the descriptor is gone in any case.

@@ -390,6 +390,28 @@ def test_a_disk_that_fails_while_a_generation_begins(directory: Path, monkeypatc
     again.close()
 
 
+@pytest.mark.parametrize("in_log", [False, True])
+def test_a_flush_that_failed_is_final(directory: Path, monkeypatch: pytest.MonkeyPatch, in_log: bool) -> None:
+    """A snapshot's flush fails; the one behind it, which has nothing left to do, must not say that all is well."""
+    journal, _ = recover(directory)
+    journal.append([b"\x00"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        if in_log:
+            failed = journal.files._flusher.submit(journal.files._flush, broken_log, [], [])
+        else:
+            failed = journal.files.flush()
+        with pytest.raises(StorageUnavailable):
+            failed.result()
+    with pytest.raises(StorageUnavailable):
+        journal.files.flush().result()
+    journal.close()
+
+
+def broken_log() -> None:
+    raise StorageUnavailable("topics", "cannot be flushed: Input/output error")
+
+
 def test_a_generation_that_cannot_be_made_closes_every_file_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, _ = recover(directory)
     before = len(os.listdir("/proc/self/fd"))
