@@ -22,7 +22,7 @@ from nearcast.broker.topic_files import DIRECTORY, TopicFiles
 from nearcast.broker.topics import Definitions, TopicRules
 from nearcast.clock import Clock
 from nearcast.config import BrokerConfig, TopicRule
-from nearcast.errors import BatchRefused, LocalProtocolError, NearcastError, RequestRefused, StorageUnavailable
+from nearcast.errors import BatchRefused, LocalProtocolError, NearcastError, RequestRefused, StorageCorrupt, StorageUnavailable
 from nearcast.mqtt import reasons
 from nearcast.mqtt.engine import Engine
 from nearcast.topiclog.blocks import GROUPED, RETAIN
@@ -79,6 +79,8 @@ class KeptTopics:
         self._worker: ThreadPoolExecutor | None = None
         self._work: asyncio.Task[None] | None = None
         self._work_failed = False
+        self._stopping = False
+        self._told_damage = 0
 
     # --- life -----------------------------------------------------------------------------------------------------------
 
@@ -102,14 +104,8 @@ class KeptTopics:
         if keeper is None:
             return 0
         last_mark = keeper.reconcile(journal_mark)
-        for damage in keeper.damage:
-            logs.event(
-                logging.WARNING if damage.torn else logging.ERROR,
-                "the topic log is damaged; what precedes the damage was recovered",
-                path=damage.path,
-                offset=damage.offset,
-                reason=str(damage),
-            )
+        self._tell_damage(keeper.damage, "the topic log is damaged; what precedes the damage was recovered")
+        self._told_damage = len(keeper.log.damage)
         if keeper.disagreement:
             logs.event(logging.ERROR, "topic log and journal do not fit together", reason=keeper.disagreement)
         if keeper.cut_records:
@@ -121,6 +117,11 @@ class KeptTopics:
         self._engine.keep_with(keeper)
         return last_mark
 
+    def _tell_damage(self, found: Sequence[StorageCorrupt], what: str) -> None:
+        for damage in found:
+            level = logging.WARNING if damage.torn else logging.ERROR
+            logs.event(level, what, path=damage.path, offset=damage.offset, reason=str(damage))
+
     def flush_step(self) -> Callable[[], None] | None:
         """See :class:`nearcast.broker.journal.FlushedLog`."""
         files = self.files
@@ -131,6 +132,7 @@ class KeptTopics:
 
     async def stop_work(self) -> None:
         """Let what is being done about files end, before they are closed."""
+        self._stopping = True
         work = self._work
         if work is not None:
             await asyncio.wait([work])
@@ -168,26 +170,44 @@ class KeptTopics:
         if keeper is None or self._failed is not None:
             return
         keeper.review()
-        job = keeper.log.collect(int(self._clock.wall() * 1_000_000))
+        damage = keeper.log.damage
+        self._tell_damage(damage[self._told_damage :], "the topic log is damaged; what is broken cannot be read")
+        self._told_damage = len(damage)
+        try:
+            job = self._collect(keeper.log)
+        except NearcastError as error:
+            self._tidying_failed(error)
+            return
         if job is not None:
             self._work = asyncio.get_running_loop().create_task(self._run(keeper.log, job), name="topic-files")
 
-    async def _run(self, log: TopicLog, job: Job) -> None:
-        """Do what is to be done about files in a thread, one thing after the other."""
+    def _collect(self, log: TopicLog) -> Job | None:
+        return None if self._stopping else log.collect(int(self._clock.wall() * 1_000_000))
+
+    async def _run(self, log: TopicLog, job: Job | None) -> None:
+        """Do what is to be done about files in a thread, one thing after the other, until there is nothing left."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="topic-files")
-        failed = False
         try:
-            await asyncio.get_running_loop().run_in_executor(self._worker, job.run)
+            while job is not None:
+                done = False
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._worker, job.run)
+                    done = True
+                finally:
+                    log.finish(job, failed=not done)
+                self._work_failed = False
+                job = self._collect(log)
         except NearcastError as error:
-            # Nothing that was promised depends on it: it is tried again in a second, and said once.
-            failed = True
-            if not self._work_failed:
-                logs.event(logging.ERROR, "files of the topic log cannot be tidied up; trying on", reason=str(error))
+            self._tidying_failed(error)
         finally:
-            self._work_failed = failed
-            log.finish(job, failed)
             self._work = None
+
+    def _tidying_failed(self, error: NearcastError) -> None:
+        """Nothing that was promised depends on it: it is tried again in a second, and said once."""
+        if not self._work_failed:
+            logs.event(logging.ERROR, "files of the topic log cannot be tidied up; trying on", reason=str(error))
+        self._work_failed = True
 
     def delete_records(self, topic_filter: str) -> int:
         """Remove all records of the topics that a filter matches and no rule keeps any more; returns how many topics that
@@ -371,5 +391,5 @@ class KeptTopics:
             "enabled": log is not None,
             "rules": len(self.rules.rules),
             "topics": self.topic_count,
-            "damage": [str(damage) for damage in ([] if self.keeper is None else self.keeper.damage)][:_SHOWN_DAMAGE],
+            "damage": [str(damage) for damage in ([] if log is None else log.damage[:_SHOWN_DAMAGE])],
         }

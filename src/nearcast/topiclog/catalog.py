@@ -22,6 +22,8 @@ OFFSET_BITS: Final = 32
 OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 MAX_MAPPED: Final = 64
 """Sealed segments whose index and file are mapped at a time."""
+MAX_DAMAGE: Final = 1_000
+"""Broken places that are remembered while the log is open."""
 
 
 class Catalog:
@@ -47,6 +49,12 @@ class Catalog:
         self.segments = []
         self.sequences = []
         self._mapped = {}
+
+    def report(self, damage: StorageCorrupt) -> None:
+        """Take note of damage, once however often it is met."""
+        known = any(other.path == damage.path and other.offset == damage.offset for other in self.damage)
+        if not known and len(self.damage) < MAX_DAMAGE:
+            self.damage.append(damage)
 
     def add(self, segment: Segment) -> None:
         """One more segment, younger than all others."""
@@ -88,7 +96,7 @@ class Catalog:
         try:
             segment.runs = MappedRuns(self.storage, index_name(segment.name))
         except StorageCorrupt as damage:
-            self.damage.append(damage)
+            self.report(damage)
             found = scan(self.storage, segment.name, is_last=False)
             segment.has_index = False  # made anew by the next job
             found.runs.settle()

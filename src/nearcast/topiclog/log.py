@@ -486,7 +486,7 @@ class TopicLog:
                 try:
                     moved += retention.apply_bounds(self._catalog, topic, now_us)
                 except StorageCorrupt as damage:
-                    self._catalog.damage.append(damage)
+                    self._catalog.report(damage)
         if self._job is None:
             self._job = self._next_job()
             return self._job

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nearcast.broker.process import Broker
+from nearcast.broker.topic_files import TopicFiles
 from nearcast.broker.topic_keeping import Run
 from nearcast.config import BrokerConfig, Listener, Observability, Persistence, Retention, TopicLogSettings, TopicRule
 from nearcast.errors import BatchRefused, LocalProtocolError, RequestRefused, StorageUnavailable
@@ -179,6 +180,54 @@ async def test_files_are_tidied_up_in_a_thread(tmp_path: Path) -> None:
             await topics._work
     assert len(list(segments.glob("*.log"))) < before
     assert kept(broker, "d/short") == [bytes(8_000)] * 2
+    await broker.stop()
+
+
+@in_loop
+async def test_one_step_gives_all_segments_their_index(tmp_path: Path) -> None:
+    """Segments fill faster than seconds pass: what waited for the next second would wait in memory."""
+    broker = broker_on(tmp_path)
+    await broker.start()
+    topics = broker.topics
+    for _ in range(40):
+        topics.publish(Run(b"d/long", [bytes(8_000)]))
+        await topics.committed()
+    topics.tick()
+    assert topics._work is not None
+    await topics._work
+    segments = tmp_path / "topics"
+    assert len(list(segments.glob("*.index"))) == len(list(segments.glob("*.log"))) - 1 > 2
+    await broker.stop()
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("x", "cannot be written: no space"), MemoryError("no memory")])
+@in_loop
+async def test_work_on_files_that_failed_in_any_way_was_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    broker = broker_on(tmp_path)
+    await broker.start()
+    topics = broker.topics
+    for _ in range(20):
+        topics.publish(Run(b"d/long", [bytes(8_000)]))
+        await topics.committed()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TopicFiles, "put", fail)
+        topics.tick()
+        assert topics._work is not None
+        work = topics._work
+        await asyncio.wait([work])
+        assert work.exception() in (None, error)
+    assert kept(broker, "d/long") == [bytes(8_000)] * 20
+    topics.tick()
+    assert topics._work is not None
+    await topics._work
+    assert kept(broker, "d/long") == [bytes(8_000)] * 20
+    assert list((tmp_path / "topics").glob("*.index"))
     await broker.stop()
 
 
