@@ -19,6 +19,8 @@ from nearcast.topiclog.topics import Extents, Topic
 
 MAX_WALK: Final = 65_536
 """Runs that one scan looks at before it hands over to whoever waits."""
+STRETCH: Final = 256
+"""Runs that are taken out of their columns at once."""
 
 
 def get(catalog: Catalog, topic: Topic, index: int) -> Record:
@@ -137,33 +139,46 @@ def scan(catalog: Catalog, numbers: set[int] | None, cursor: int, max_bytes: int
         committed = catalog.committed_in(segment)
         runs = catalog.runs_of(segment)
         run: i64 = runs.run_at(begin)
-        logicals, offsets, lengths, topics = runs.logical, runs.offsets, runs.lengths, runs.topics
         while run < runs.count:
-            offset: i64 = offsets[run]
-            if offset >= committed:
+            # Lists of a stretch of each column: compiled code takes from them at a fraction of what a view or array costs.
+            until = min(run + STRETCH, runs.count)
+            logicals, offsets, lengths = (
+                list(runs.logical[run:until]),
+                list(runs.offsets[run:until]),
+                list(runs.lengths[run:until]),
+            )
+            topics, firsts, counts = list(runs.topics[run:until]), list(runs.firsts[run:until]), list(runs.counts[run:until])
+            number_of_runs: i64 = len(logicals)
+            place: i64 = 0
+            while place < number_of_runs:
+                offset: i64 = offsets[place]
+                if offset >= committed:
+                    break
+                logical: i64 = logicals[place]
+                if walked >= MAX_WALK:
+                    found.cursor = base + logical
+                    found.close()
+                    return found
+                walked += 1
+                number = topics[place]
+                if numbers is None or number in numbers:
+                    size: i64 = lengths[place]
+                    if begin > logical:
+                        offset += begin - logical
+                        size -= begin - logical
+                    if offset + size > committed:
+                        size = committed - offset
+                    if catalog.is_live(number, firsts[place] + counts[place]):
+                        if total and total + size > limit:
+                            found.cursor = base + (logical if logical > begin else begin)
+                            found.close()
+                            return found
+                        found.add(segment, offset, size)
+                        total += size
+                place += 1
+            if place < number_of_runs:
                 break
-            logical: i64 = logicals[run]
-            if walked >= MAX_WALK:
-                found.cursor = base + logical
-                found.close()
-                return found
-            walked += 1
-            number = topics[run]
-            if numbers is None or number in numbers:
-                size: i64 = lengths[run]
-                if begin > logical:
-                    offset += begin - logical
-                    size -= begin - logical
-                if offset + size > committed:
-                    size = committed - offset
-                if catalog.is_live(number, runs.firsts[run] + runs.counts[run]):
-                    if total and total + size > limit:
-                        found.cursor = base + (logical if logical > begin else begin)
-                        found.close()
-                        return found
-                    found.add(segment, offset, size)
-                    total += size
-            run += 1
+            run += number_of_runs
         at += 1
         begin = 0
     found.cursor = catalog.committed_position
