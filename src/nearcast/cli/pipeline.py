@@ -116,9 +116,7 @@ def _runner(job: Job) -> Callable[..., None]:
 
 
 def _perform(job: Job, module: Any, options: msgspec.Struct, where: Where, display: Display) -> None:
-    # Asked to end in any way, it ends as after Ctrl-C: queries and the session are stopped.
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    _end_in_order()
     began = time.monotonic()
     name = getattr(options, "file", None) if job is USER else job.name
     try:
@@ -136,6 +134,14 @@ def _perform(job: Job, module: Any, options: msgspec.Struct, where: Where, displ
     failures = (result or {}).get("failed")
     if isinstance(failures, int) and failures > 0:
         raise typer.Exit(1)
+
+
+def _end_in_order() -> None:
+    """Asked to end in any way, a job ends as after Ctrl-C: queries and the session are stopped."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup has it ignored, and means it.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nearcast.cli import pipeline
 from nearcast.cli.main import main
 
 
@@ -147,3 +149,16 @@ def test_old_logs_go(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     left = sorted(path.name for path in logs.iterdir())
     assert len(left) == 19
     assert left[-1] == "pipeline-29.log"
+
+
+def test_a_job_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pipeline._end_in_order()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is pipeline._interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
