@@ -82,7 +82,7 @@ def push(filters: Sequence[Filter]) -> tuple[Wanted, list[Filter]]:
 
 
 def _apply(wanted: Wanted, given: Filter) -> tuple[Wanted, bool]:
-    attribute = getattr(given, "attribute", ())
+    attribute: tuple[str, ...] = getattr(given, "attribute", ())
     if len(attribute) != 1:
         return wanted, False
     column = attribute[0]
