@@ -43,7 +43,7 @@ class Tables:
         """Size of the segment's file that the index describes."""
         self.logical_bytes: int = 0
         self.last_time_us: int = 0
-        self.parts: list[Part] = []
+        self.topic_count: int = 0
         self.marks: list[Mark] = []
         self.run_count: int = 0
         self.has_logical = False
@@ -51,6 +51,10 @@ class Tables:
         self.columns_checksum: int = 0
         self.rows = b""
         self.names = b""
+
+    def parts(self) -> list[Part]:
+        """What the segment has of each topic, without its postings."""
+        return [_part(self.rows, row, self.topic_count, self.names) for row in range(self.topic_count)]
 
 
 def encode(
@@ -131,6 +135,7 @@ def read_tables(storage: Storage, name: str) -> Tables:
     if zlib.crc32(data) != tables_checksum:
         raise StorageCorrupt(path, _HEADER_BYTES, "the checksum of the tables does not match")
     found = Tables()
+    found.topic_count = topic_count
     found.log_bytes = log_bytes
     found.logical_bytes = logical_bytes
     found.last_time_us = last_time_us
@@ -146,8 +151,6 @@ def read_tables(storage: Storage, name: str) -> Tables:
         found.marks = decode_marks(data[marks_at : marks_at + marks_bytes])
     except ValueError as error:
         raise StorageCorrupt(path, _HEADER_BYTES + marks_at, f"a mark makes no sense: {error}") from error
-    for row in range(topic_count):
-        found.parts.append(_part(found.rows, row, topic_count, found.names))
     return found
 
 
@@ -161,7 +164,7 @@ class MappedRuns(RunColumns):
         self.log_bytes = tables.log_bytes
         self._rows = tables.rows
         self._names = tables.names
-        self._topic_count = len(tables.parts)
+        self._topic_count = tables.topic_count
         self._numbers = _column(memoryview(tables.rows), self._topic_count * _ROW_BYTES, self._topic_count, "I")
         count = tables.run_count
         at = tables.columns_at

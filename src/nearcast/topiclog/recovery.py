@@ -139,7 +139,7 @@ class Recovery:
             segment.marks = tables.marks
             segment.has_index = True
             self._take_marks(tables.marks, True)
-            return tables.parts
+            return tables.parts()
         found = scan(storage, segment.name, is_last=False)
         self._catalog.damage.extend(found.damage)
         # The damaged part stays in the file: it is nobody's way, and whoever wants to look finds it.
