@@ -42,20 +42,12 @@ from nearcast.pipeline.payload_formats import (
     encode_rows,
     encoder,
 )
+from nearcast.pipeline.sink_rows import COLUMNS
 
 Mode = Literal["permissive", "drop", "fail"]
 Schema = spark.DataType | str
 
-SINK_COLUMNS = (
-    "topic",
-    "content_type",
-    "response_topic",
-    "correlation_data",
-    "payload_format",
-    "user_properties",
-    "qos",
-    "retain",
-)
+SINK_COLUMNS = tuple(name for name in COLUMNS if name != "payload")
 """What ``to_*`` leaves beside the payload: the columns that the sink takes."""
 
 CONTENT_TYPES: dict[Format, str] = {
