@@ -183,6 +183,21 @@ class AccessList:
         """Whether a client may make, change and delete the rule by which the log keeps these topics."""
         return self._may_all_of(self._manage, client_id, username, topic_filter)
 
+    def may_know(self, client_id: str, username: str | None, topic_filter: str) -> bool:
+        """Whether a client may read, publish to or manage some of these topics, so that what is said of them concerns it."""
+        return any(
+            self._may_some_of(rules, client_id, username, topic_filter)
+            for rules in (self._subscribe, self._publish, self._manage)
+        )
+
+    def _may_some_of(self, rules: list[_Rule], client_id: str, username: str | None, asked: str) -> bool:
+        for rule in rules:
+            if rule.concerns(client_id, username):
+                held = rule.filter_for(client_id, username)
+                if held is not None and (overlaps(held, asked) if rule.allow else covers(held, asked)):
+                    return rule.allow
+        return self.rule_count == 0
+
     def _may_all_of(self, rules: list[_Rule], client_id: str, username: str | None, asked: str) -> bool:
         for rule in rules:
             if rule.concerns(client_id, username):

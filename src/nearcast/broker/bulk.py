@@ -54,6 +54,12 @@ MAX_UPLOAD_BYTES = 8_388_608
 MAX_ANSWER_BYTES = 4_194_304
 """Bytes of answers that a client has not taken. Reading from the connection stops there."""
 
+MAX_LISTED = 1_000_000
+"""Indexes by topic that open streams were given, over all connections: they are held as long as the stream is open."""
+
+TURN_SECONDS = 0.005
+"""After this long, further requests of a connection wait for the next turn of the event loop."""
+
 IDLE = 0
 BUSY = 1
 MORE = 2
@@ -72,6 +78,8 @@ class BulkPort:
         self.requests = BulkRequests(broker, self)
         self.transports: set[BulkTransport] = set()
         self.stream_count = 0
+        self.listed_count = 0
+        """Indexes by topic that their clients gave them."""
         self.bytes_sent = 0
         self._reads = 0
         self._waiting: deque[BulkTransport] = deque()
@@ -171,10 +179,15 @@ class BulkPort:
 
     def read_done(self) -> None:
         self._reads -= 1
-        if self._waiting and self._reads < READS_AT_ONCE:
+        self.wake_reader()
+
+    def wake_reader(self) -> None:
+        """If one more read may begin, tell whoever waits longest and can use it."""
+        while self._waiting and self._reads < READS_AT_ONCE:
             transport = self._waiting.popleft()
             transport.waits_for_read = False
-            transport.pump_soon()
+            if transport.pump_soon():
+                return
 
 
 class BulkTransport(asyncio.Protocol):
@@ -197,6 +210,7 @@ class BulkTransport(asyncio.Protocol):
         self._frames: deque[tuple[int, int, bytes]] = deque()
         self.paused = False
         self._reading_paused = False
+        self._going_on = False
         self._pumping = False
         self._read_under_way = False
         self._streams: dict[int, ReadStream] = {}
@@ -223,7 +237,9 @@ class BulkTransport(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.state == CLOSED:
             return
-        self._last_heard = self.broker.monotonic()
+        if self.state == READY:
+            # Before, time runs from the first byte on, however slowly others follow.
+            self._last_heard = self.broker.monotonic()
         try:
             self._frames.extend(self._reader.feed(data))
             self._take_frames()
@@ -255,6 +271,7 @@ class BulkTransport(asyncio.Protocol):
     def _take_frames(self) -> None:
         """Handle frames in order, as far as the state of things allows; the rest waits, and reading with it."""
         frames = self._frames
+        until = self.broker.monotonic() + TURN_SECONDS
         while frames and self.state != CLOSED and self.state != AUTHENTICATING:
             if self.state == READY and self.blocked:
                 break
@@ -265,9 +282,21 @@ class BulkTransport(asyncio.Protocol):
                 self.port.requests.staging.data(self, number, body)
             else:
                 self._message(number, wire.decode_from_client(body))
+            if frames and self.broker.monotonic() >= until:
+                self._go_on_soon()
+                break
         if self.state == AUTHENTICATING and frames:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "nothing may follow a hello before its welcome")
         self._regulate()
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._going_on = False
+        self.unblocked()
 
     @property
     def blocked(self) -> bool:
@@ -369,12 +398,18 @@ class BulkTransport(asyncio.Protocol):
                     f"{most} streams are open over all, or {MAX_STREAMS} on this connection: close some, or raise"
                     " topic_log.max_readers",
                 )
+            if self.port.listed_count + len(content.start_indexes) + len(content.end_indexes) > MAX_LISTED:
+                raise refused(
+                    reasons.QUOTA_EXCEEDED,
+                    f"open streams hold {self.port.listed_count:,} indexes of topics, {MAX_LISTED:,} are allowed: close some",
+                )
             stream = ReadStream(number, content, log)
         except NearcastError as error:
             self.send(number, refusal(error))
             return
         self._streams[number] = stream
         self.port.stream_count += 1
+        self.port.listed_count += stream.listed_count
         self._turns.append(number)
         self.pump_soon()
 
@@ -387,21 +422,30 @@ class BulkTransport(asyncio.Protocol):
             self.send(number, wire.End())
 
     def _forget_stream(self, number: int) -> None:
-        if self._streams.pop(number, None) is not None:
+        stream = self._streams.pop(number, None)
+        if stream is not None:
             self.port.stream_count -= 1
+            self.port.listed_count -= stream.listed_count
             self._turns.remove(number)
 
-    def pump_soon(self) -> None:
-        """Go on with streams at the next turn of the event loop."""
-        if not self._pumping and self._streams and self.state == READY:
+    def pump_soon(self) -> bool:
+        """Go on with streams at the next turn of the event loop; whether there is something to go on with."""
+        if not self._streams or self.state != READY:
+            return False
+        if not self._pumping:
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
+        return True
 
     def _pump(self) -> None:
         """Let the next stream in turn do one step."""
         self._pumping = False
-        if self.paused or self._read_under_way or self.state != READY:
-            return
+        if not self.paused and not self._read_under_way and self.state == READY:
+            self._take_turn()
+        # It may have been told that it can read, and did not.
+        self.port.wake_reader()
+
+    def _take_turn(self) -> None:
         for _ in range(len(self._turns)):
             if not self._turns:
                 return

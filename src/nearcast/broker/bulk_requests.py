@@ -1,13 +1,14 @@
 """What bulk clients may ask for, and the answers: topics, records, rules, publishing. Batches are :mod:`.staging`'s.
 
-Reading needs the right to subscribe, publishing that to publish, and changing which topics are kept that to manage them. What
-has to wait (for a flush of the disk, for a file) runs in a task of its own; a client that is gone by then gets no answer, and
-what it asked for is done all the same.
+Reading needs the right to subscribe, publishing that to publish, and changing which topics are kept that to manage them; rules
+are told to whom they concern. What has to wait (for a flush of the disk, for a file) runs in a task of its own; a client that
+is gone by then gets no answer, and what it asked for is done all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from nearcast.errors import (
 )
 from nearcast.mqtt import reasons
 from nearcast.mqtt.properties import decode_properties
-from nearcast.mqtt.topics import filter_fault, topic_fault
+from nearcast.mqtt.topics import SHARE_PREFIX, filter_fault, topic_fault
 from nearcast.mqtt.wire import PUBLISH, encode_varint
 from nearcast.topiclog import wire
 from nearcast.topiclog.blocks import RECORDS, RETAIN, encode
@@ -42,6 +43,17 @@ if TYPE_CHECKING:
 
 SCANNED_TOPICS = 20_000
 """Topics compared with filters for one answer; the client asks on."""
+
+SCAN_SECONDS = 0.005
+"""The same, by time: the event loop is everybody's."""
+
+CHECKED_AT_ONCE = 100
+"""Topics, or rules, between two looks at the clock."""
+
+MAX_PAYLOADS = 20_000
+"""Messages of one :class:`~nearcast.topiclog.wire.Publish`: all are delivered in one turn of the event loop."""
+
+_log = logging.getLogger("nearcast.broker")
 
 
 class BulkRequests:
@@ -81,7 +93,7 @@ class BulkRequests:
             elif isinstance(content, wire.Publish):
                 self._publish(transport, number, content)
             elif isinstance(content, wire.ListRules):
-                transport.send(number, self._rules())
+                self.later(transport, number, self._rules(transport))
             elif isinstance(content, wire.CreateRule):
                 self.later(transport, number, self._create(transport, content.rule))
             elif isinstance(content, wire.DeleteRule):
@@ -105,6 +117,9 @@ class BulkRequests:
             answer = await work
         except NearcastError as error:
             answer = refusal(error)
+        except Exception:  # noqa: BLE001  a task's edge: whoever asked waits for an answer, whatever it is
+            _log.exception("a request on the bulk port failed")
+            answer = wire.Refused("request", "the broker could not do it; its log says why", reasons.UNSPECIFIED_ERROR)
         transport.requests_under_way -= 1
         transport.send(number, answer)
         transport.unblocked()
@@ -117,6 +132,8 @@ class BulkRequests:
             raise refused(reasons.TOPIC_FILTER_INVALID, f"give between 1 and {wire.MAX_FILTERS} topic filters")
         for topic_filter in filters:
             fault = filter_fault(topic_filter, self._broker.config.limits.max_topic_levels)
+            if not fault and topic_filter.startswith(SHARE_PREFIX):
+                fault = "what is read by index is not shared out: leave $share/NAME/ away"
             if fault:
                 raise refused(reasons.TOPIC_FILTER_INVALID, f"topic filter {topic_filter!r}: {fault}")
             if not self._broker.access.may_subscribe(transport.client_id, transport.username, topic_filter):
@@ -156,23 +173,29 @@ class BulkRequests:
     # --- topics and records -------------------------------------------------------------------------------------------------
 
     def _topics(self, transport: BulkTransport, filters: list[str], after: int, most: int) -> tuple[list[Topic], int]:
-        """Topics that a filter matches, and where to go on: -1 when these were the last."""
-        log = self.readable_log(transport, filters)
-        if not any("+" in topic_filter or "#" in topic_filter for topic_filter in filters):
+        """Topics that a filter matches, without one all that may be read; and where to go on: -1 when these were the last."""
+        log = self.readable_log(transport, filters) if filters else self.log
+        if filters and not any("+" in topic_filter or "#" in topic_filter for topic_filter in filters):
             named = [log.topic(topic_filter.encode(), create=False) for topic_filter in dict.fromkeys(filters)]
             return [topic for topic in named if topic is not None], -1
         table = RuleTable(TopicRule(topic=topic_filter) for topic_filter in filters)
+        access, client_id, username = self._broker.access, transport.client_id, transport.username
         found: list[Topic] = []
         last = log.last_number()
         at = max(0, after)
         stop = min(last, at + SCANNED_TOPICS)
+        until = self._broker.monotonic() + SCAN_SECONDS
         name_bytes = 0
         while at < stop and len(found) < most and name_bytes < MAX_NAMED_BYTES:
             at += 1
             topic = log.numbered(at)
-            if topic is not None and table.match(topic.name) is not None:
+            if topic is not None and (
+                table.match(topic.name) is not None if filters else access.may_subscribe(client_id, username, topic.text())
+            ):
                 found.append(topic)
                 name_bytes += len(topic.name)
+            if at % CHECKED_AT_ONCE == 0 and self._broker.monotonic() >= until:
+                break
         return found, at if at < last else -1
 
     def _list(self, transport: BulkTransport, content: wire.ListTopics) -> wire.States:
@@ -191,6 +214,8 @@ class BulkRequests:
         return wire.States(states, after)
 
     def _find(self, transport: BulkTransport, content: wire.FindIndexes) -> wire.Indexes:
+        if not content.filters:
+            raise refused(reasons.TOPIC_FILTER_INVALID, "say for which topics: a filter at least")
         topics, after = self._topics(transport, content.filters, content.after, MAX_SEARCHED)
         log = self.log
         return wire.Indexes([(topic.text(), log.index_at(topic, content.time_us)) for topic in topics], after)
@@ -218,6 +243,11 @@ class BulkRequests:
         limits = self._broker.config.limits
         if not content.payloads:
             raise refused(reasons.PROTOCOL_ERROR, "a publish without a payload")
+        if len(content.payloads) > MAX_PAYLOADS:
+            raise refused(
+                reasons.QUOTA_EXCEEDED,
+                f"{len(content.payloads):,} messages in one request: at most {MAX_PAYLOADS:,} are taken",
+            )
         if max(map(len, content.payloads)) + len(name) + len(content.properties) + 16 > limits.max_packet_bytes:
             raise refused(
                 reasons.PACKET_TOO_LARGE, f"a message is larger than limits.max_packet_bytes, {limits.max_packet_bytes}"
@@ -250,22 +280,26 @@ class BulkRequests:
 
     # --- rules --------------------------------------------------------------------------------------------------------------
 
-    def _rules(self) -> wire.Rules:
+    async def _rules(self, transport: BulkTransport) -> wire.Message:
+        """The rules about topics that the client has something to do with."""
         rules = self.kept.rules
         configured = len(rules.configured)
-        return wire.Rules(
-            [
-                wire.Rule(
-                    rule.topic,
-                    rule.mode,
-                    rule.retention.max_records,
-                    rule.retention.max_bytes,
-                    rule.retention.max_age_seconds,
-                    "config" if place < configured else "created",
+        found = []
+        for place, rule in enumerate(rules.rules):
+            if self._broker.access.may_know(transport.client_id, transport.username, rule.topic):
+                found.append(
+                    wire.Rule(
+                        rule.topic,
+                        rule.mode,
+                        rule.retention.max_records,
+                        rule.retention.max_bytes,
+                        rule.retention.max_age_seconds,
+                        "config" if place < configured else "created",
+                    )
                 )
-                for place, rule in enumerate(rules.rules)
-            ]
-        )
+            if place % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return wire.Rules(found)
 
     async def _create(self, transport: BulkTransport, rule: wire.Rule) -> wire.Message:
         self._check_manage(transport, rule.topic)
@@ -285,7 +319,7 @@ class BulkRequests:
         except TopicUnknown as error:
             # There may be records of a rule that is gone: those can be deleted still.
             unknown = error
-        topics = self.kept.delete_records(content.topic) if content.records else 0
+        topics = await self.kept.delete_records(content.topic) if content.records else 0
         if unknown is not None and not topics:
             raise unknown
         await self.kept.committed()

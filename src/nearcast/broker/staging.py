@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from nearcast.broker import logs
+from nearcast.broker.producers import PREFIX, Remembered, producer_of
 from nearcast.broker.staging_files import Attempt, Decision, StagingFiles, Upload, key_of
 from nearcast.broker.topic_files import DIRECTORY
 from nearcast.broker.topic_keeping import Run
@@ -52,8 +53,11 @@ MAX_ATTEMPTS = 100_000
 """Files that were handed in and wait; also the partitions of one batch."""
 
 MAX_PRODUCERS = 10_000
-"""Producers whose last batch is remembered. Beyond, the one that committed nothing for longest is forgotten: a batch that it
-hands in once more would be published once more."""
+"""Producers whose last batch is remembered. Beyond, one of the user who has most of them is forgotten, the one that committed
+nothing for longest: a batch that it hands in once more would be published once more."""
+
+MAX_PASSING_PRODUCERS = 1_000
+"""The same, of those that have a single batch (:data:`nearcast.topiclog.wire.ONCE_PREFIX`)."""
 
 EXPIRY_SECONDS = 86_400.0
 """After this long, what was handed in and never committed is removed: its producer is dead."""
@@ -61,9 +65,6 @@ EXPIRY_SECONDS = 86_400.0
 SWEEP_SECONDS = 600.0
 
 THREADS = 2
-
-PREFIX = "batch/"
-"""Of the names under which the log remembers producers."""
 
 _LARGEST = (1 << 63) - 1
 
@@ -83,6 +84,14 @@ class _Upload:
         self.gone = False
 
 
+class _Turn:
+    """Who commits for a producer, one after the other, and how many want to."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.wanted = 0
+
+
 class Staging:
     """The batches of one broker."""
 
@@ -97,11 +106,10 @@ class Staging:
         self._upload_tasks: set[asyncio.Task[None]] = set()
         # Batches that are decided on and not yet wholly in the log, by producer.
         self._carrying_out: dict[str, asyncio.Task[None]] = {}
-        self._committing: dict[str, asyncio.Lock] = {}
+        self._committing: dict[str, _Turn] = {}
         # Decisions that could not be carried out, by producer: they stand, whatever is asked for next.
         self._stuck: dict[str, Decision] = {}
-        # Producers that the log remembers, those that committed last at the end.
-        self._remembered: OrderedDict[str, None] = OrderedDict()
+        self._remembered = Remembered(MAX_PRODUCERS, MAX_PASSING_PRODUCERS)
         self._swept_at = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------------
@@ -115,7 +123,8 @@ class Staging:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="staging")
         self._held = self._files.sizes()
         self.staged_bytes = sum(size for size, _ in self._held.values())
-        self._remembered.update(dict.fromkeys(name for name in self._requests.log.marks if name.startswith(PREFIX)))
+        for name in [name for name in self._requests.log.marks if name.startswith(PREFIX)]:
+            self._remember(name)
         for decision in sorted(self._files.decisions(), key=lambda found: found.batch):
             self._carry_out(decision)
         self._sweep()
@@ -141,8 +150,9 @@ class Staging:
         if files is None:
             return
         oldest = time.time() - EXPIRY_SECONDS
-        carried = {key_of(producer) for producer in self._carrying_out}
-        expired = [each for each, (_, changed) in self._held.items() if changed < oldest and each.key not in carried]
+        # What was decided on, or is about to be, is needed however old it is.
+        needed = {key_of(producer) for producer in (*self._carrying_out, *self._stuck, *self._committing)}
+        expired = [each for each, (_, changed) in self._held.items() if changed < oldest and each.key not in needed]
         if expired:
             logs.event(logging.WARNING, "batches that were handed in and never committed expired", files=len(expired))
             self._forget(expired)
@@ -194,8 +204,7 @@ class Staging:
         if not 0 <= batch <= _LARGEST:
             raise BatchRefused(f"batch {batch}: batches are numbered from 0 on")
         _ = self.files
-        user = transport.username or ""
-        return f"{PREFIX}{len(user)}:{user}/{name}"
+        return producer_of(transport.username, name)
 
     # --- uploads ------------------------------------------------------------------------------------------------------------
 
@@ -286,7 +295,8 @@ class Staging:
             except BaseException:
                 self.staged_bytes -= len(piece)
                 raise
-            self._check(upload.transport, groups)
+            # In a thread as well: a piece may name tens of thousands of topics.
+            await self._in_thread(lambda: self._check(upload.transport, groups))
         except RemoteProtocolError as error:
             upload.error = BatchRefused(f"what was handed in makes no sense: {error.message}")
         except NearcastError as error:
@@ -345,36 +355,43 @@ class Staging:
         return mark is not None and (mark.batch > batch or (mark.batch == batch and mark.final))
 
     async def _commit(self, transport: BulkTransport, producer: str, content: wire.CommitBatch) -> wire.Message:
+        turn = self._committing.setdefault(producer, _Turn())
+        turn.wanted += 1
+        try:
+            async with turn.lock:
+                return await self._commit_in_turn(transport, producer, content)
+        finally:
+            turn.wanted -= 1
+            if not turn.wanted:
+                del self._committing[producer]
+
+    async def _commit_in_turn(self, transport: BulkTransport, producer: str, content: wire.CommitBatch) -> wire.Message:
         files = self.files
-        lock = self._committing.setdefault(producer, asyncio.Lock())
-        async with lock:
-            await self._settled(producer)
+        await self._settled(producer)
+        if self._is_committed(producer, content.batch):
+            self._forget_batches(producer, content.batch)
+            return wire.Done(0)
+        stuck = self._stuck.pop(producer, None)
+        if stuck is not None:
+            await asyncio.shield(self._carry_out(stuck))
             if self._is_committed(producer, content.batch):
-                self._forget_batches(producer, content.batch)
-                return wire.Done(0)
-            stuck = self._stuck.pop(producer, None)
-            if stuck is not None:
-                await asyncio.shield(self._carry_out(stuck))
-                if self._is_committed(producer, content.batch):
-                    return wire.Done(1)
-            pairs = sorted(content.attempts)
-            if len({partition for partition, _ in pairs}) != len(pairs) or len(pairs) > MAX_ATTEMPTS:
-                raise BatchRefused("a batch takes one attempt of each partition")
-            key = key_of(producer)
-            attempts = [Attempt(key, content.batch, partition, attempt) for partition, attempt in pairs]
-            topics = await self._in_thread(lambda: files.survey(attempts))
-            self._check_topics(topics)
-            decision = Decision(
-                producer=producer,
-                batch=content.batch,
-                attempts=tuple(pairs),
-                publisher=transport.client_id,
-                part_bytes=PART_BYTES,
-            )
-            await self._in_thread(lambda: files.decide(decision))
-            await asyncio.shield(self._carry_out(decision))
-        if not lock.locked():
-            self._committing.pop(producer, None)
+                return wire.Done(1)
+        pairs = sorted(content.attempts)
+        if len({partition for partition, _ in pairs}) != len(pairs) or len(pairs) > MAX_ATTEMPTS:
+            raise BatchRefused("a batch takes one attempt of each partition")
+        key = key_of(producer)
+        attempts = [Attempt(key, content.batch, partition, attempt) for partition, attempt in pairs]
+        topics = await self._in_thread(lambda: files.survey(attempts))
+        self._check_topics(topics)
+        decision = Decision(
+            producer=producer,
+            batch=content.batch,
+            attempts=tuple(pairs),
+            publisher=transport.client_id,
+            part_bytes=PART_BYTES,
+        )
+        await self._in_thread(lambda: files.decide(decision))
+        await asyncio.shield(self._carry_out(decision))
         return wire.Done(1)
 
     def _check_topics(self, topics: set[bytes]) -> None:
@@ -438,12 +455,9 @@ class Staging:
 
     def _remember(self, producer: str) -> None:
         """A producer has committed something. Every write of a Spark job is a producer: they must not grow for ever."""
-        self._remembered[producer] = None
-        self._remembered.move_to_end(producer)
-        while len(self._remembered) > MAX_PRODUCERS:
-            oldest, _ = self._remembered.popitem(last=False)
-            if oldest not in self._carrying_out:
-                self._requests.log.forget_mark(oldest)
+        forgotten = self._remembered.add(producer)
+        if forgotten is not None and forgotten not in self._carrying_out and forgotten not in self._stuck:
+            self._requests.log.forget_mark(forgotten)
 
     def _forget_batches(self, producer: str, batch: int) -> None:
         """What was handed in for a batch, or for those before it, is of no use any more."""
@@ -451,7 +465,9 @@ class Staging:
         self._forget([each for each in self._held if each.key == key and each.batch <= batch])
 
     def _abort(self, producer: str, batch: int) -> None:
-        if producer not in self._carrying_out and not self._committing.get(producer, _FREE).locked():
+        stuck = self._stuck.get(producer)
+        decided = stuck is not None and stuck.batch == batch
+        if producer not in self._carrying_out and producer not in self._committing and not decided:
             key = key_of(producer)
             self._forget([each for each in self._held if each.key == key and each.batch == batch])
 
@@ -463,11 +479,3 @@ class Staging:
 
 def _next_part(parts: Iterator[list[Run]]) -> list[Run] | None:
     return next(parts, None)
-
-
-class _Free:
-    def locked(self) -> bool:
-        return False
-
-
-_FREE = _Free()

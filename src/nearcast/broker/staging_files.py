@@ -12,6 +12,7 @@ the next start. A decision is removed last, when the log has all of its batch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -30,6 +31,17 @@ _ROWS = re.compile(r"([0-9a-f]{32})\.(\d+)\.(\d+)\.(\d+)\.rows")
 _DECISION = re.compile(r"([0-9a-f]{32})\.(\d+)\.commit")
 
 READ_BYTES = 1_048_576
+
+ROW_BYTES = 32
+RUN_BYTES = 64
+"""What a row, and a run of rows that share a topic, add to their payloads when a batch is cut into parts: rows without payload
+are work, too."""
+
+
+_GIVE_UP = (
+    "a batch that was decided on cannot be published whole: put back a copy, or remove the batch's .commit file and start"
+    " the broker again to do without what is missing"
+)
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -82,9 +94,7 @@ class Upload:
             if self._descriptor < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._descriptor = os.open(self._path, flags, 0o600)
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            _write_fully(self._descriptor, piece)
         except OSError as error:
             raise StorageUnavailable(str(self._path), f"cannot be written: {error.strerror}") from error
         self.bytes += len(piece)
@@ -110,7 +120,8 @@ class Upload:
 
     def discard(self) -> None:
         self.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next start removes it
+            self._path.unlink(missing_ok=True)
 
 
 class StagingFiles:
@@ -149,7 +160,7 @@ class StagingFiles:
                 try:
                     found.append(msgspec.json.decode(content, type=Decision))
                 except ValueError as error:
-                    raise StorageCorrupt(entry.path, 0, f"{error}; a batch that was decided on cannot be published") from error
+                    raise StorageCorrupt(entry.path, 0, f"{error}; {_GIVE_UP}") from error
         return found
 
     def _entries(self) -> list[os.DirEntry[str]]:
@@ -169,7 +180,7 @@ class StagingFiles:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                os.write(descriptor, msgspec.json.encode(decision))
+                _write_fully(descriptor, msgspec.json.encode(decision))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -220,30 +231,33 @@ class StagingFiles:
 
     def parts(self, decision: Decision) -> Iterator[list[Run]]:
         """A decided batch in parts, the same ones each time; at least one, though it may be empty."""
-        key = key_of(decision.producer)
         publisher = decision.publisher.encode("utf-8", "surrogatepass")
         gathered: list[Run] = []
         gathered_bytes = 0
-        for partition, attempt in decision.attempts:
-            reader = UploadReader()
-            for piece in self._pieces(Attempt(key, decision.batch, partition, attempt)):
-                for rows in reader.read(piece):
-                    size = sum(map(len, rows.payloads)) + 64
-                    if gathered and gathered_bytes + size > decision.part_bytes:
-                        yield gathered
-                        gathered, gathered_bytes = [], 0
-                    gathered_bytes += size
-                    gathered.append(
-                        Run(
-                            rows.topic,
-                            rows.payloads,
-                            publisher=publisher,
-                            properties=rows.properties,
-                            qos=rows.flags & QOS_MASK,
-                            retain=bool(rows.flags & RETAIN),
-                        )
-                    )
+        for rows in self._decided_rows(decision):
+            begin = 0
+            gathered_bytes += RUN_BYTES
+            for place, payload in enumerate(rows.payloads):
+                size = len(payload) + ROW_BYTES
+                if gathered_bytes + size > decision.part_bytes and (gathered or place > begin):
+                    if place > begin:
+                        gathered.append(_run(rows, rows.payloads[begin:place], publisher))
+                    yield gathered
+                    gathered, gathered_bytes, begin = [], RUN_BYTES, place
+                gathered_bytes += size
+            gathered.append(_run(rows, rows.payloads[begin:], publisher))
         yield gathered
+
+    def _decided_rows(self, decision: Decision) -> Iterator[Rows]:
+        key = key_of(decision.producer)
+        for partition, number in decision.attempts:
+            attempt = Attempt(key, decision.batch, partition, number)
+            reader = UploadReader()
+            try:
+                for piece in self._pieces(attempt):
+                    yield from reader.read(piece)
+            except (RemoteProtocolError, OSError) as error:
+                raise StorageCorrupt(str(self.directory / f"{attempt.name}.rows"), 0, f"{error}; {_GIVE_UP}") from error
 
     def _pieces(self, attempt: Attempt) -> Iterator[bytes]:
         """Pieces of a file, of whole blocks."""
@@ -260,6 +274,24 @@ class StagingFiles:
                     break
         if rest:
             raise RemoteProtocolError(0x81, "the file ends inside a block")
+
+
+def _run(rows: Rows, payloads: list[bytes], publisher: bytes) -> Run:
+    return Run(
+        rows.topic,
+        payloads,
+        publisher=publisher,
+        properties=rows.properties,
+        qos=rows.flags & QOS_MASK,
+        retain=bool(rows.flags & RETAIN),
+    )
+
+
+def _write_fully(descriptor: int, data: bytes) -> None:
+    """All of it: a disk that is nearly full takes less than it is given, and says so only at the next call."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def _whole_blocks(data: bytes) -> int:

@@ -78,6 +78,9 @@ class Definitions:
     def save(self, rules: tuple[TopicRule, ...]) -> None:
         """Replace the file; returns once the disk has it. After :class:`StorageUnavailable` the old one is there."""
         content = msgspec.json.format(msgspec.json.encode(_File(FILE_VERSION, rules)), indent=2) + b"\n"
+        if len(content) > MAX_FILE_BYTES:
+            # What could not be read again would keep the broker from starting.
+            raise ConfigError(f"the rules made at run time would take more than {MAX_FILE_BYTES // 2**20} MiB: use patterns")
         temporary = self._directory / f"{FILE_NAME}.new"
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)

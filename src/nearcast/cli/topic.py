@@ -24,8 +24,8 @@ from nearcast.cli import topic_rules
 from nearcast.cli.quantities import parse_time
 from nearcast.client import Properties
 from nearcast.client.blocking_topics import BlockingTopics
-from nearcast.client.records import Place, Record, TopicState
-from nearcast.errors import ConfigError, NearcastError, RequestRefused, TopicUnknown
+from nearcast.client.records import KeptRule, Place, Record, TopicState
+from nearcast.errors import ConfigError, NearcastError, TopicUnknown
 from nearcast.topiclog.conversation import MissingRecords
 from nearcast.topiclog.rules import RuleTable
 
@@ -64,13 +64,8 @@ def list_topics(
     Example: nearcast topic list 'sensors/#'
     """
     with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
-        rules = topics.rules()
-        try:
-            states = topics.topics(*([topic] if topic is not None else []))
-        except RequestRefused as error:
-            if topic is not None:
-                raise
-            raise RequestRefused(error.reason_code, f"{error}: name a filter that you may read") from error
+        rules: list[KeptRule] = topics.rules()
+        states = topics.topics(*([topic] if topic is not None else []))
     # A topic that was deleted leaves its name, by which its index goes on: that is nothing to look at.
     table = RuleTable(rules)
     states = sorted(

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from nearcast.broker.access_rules import covers
 from nearcast.cli.quantities import show_ago, show_duration, show_rate, show_size, show_time
-from nearcast.client.records import Record, TopicState
+from nearcast.client.records import KeptRule, Record, TopicState
 from nearcast.config import Retention, TopicRule
 
 HEX_BYTES_PER_LINE = 16
@@ -31,14 +31,18 @@ def retention_words(retention: Retention) -> str:
     return " or ".join(words) or "everything"
 
 
+_ORIGINS = {"config": "configuration"}
+
+
 def rules_table(rules: Sequence[TopicRule]) -> Table:
     """The rules in the order in which they decide."""
-    table = _table("Rule", "Mode", "Keeps of each topic")
+    table = _table("Rule", "Mode", "From", "Keeps of each topic")
     for place, rule in enumerate(rules):
         wider = next((other.topic for other in rules[:place] if covers(other.topic, rule.topic)), None)
         # A rule of the configuration may have come before one that was made at run time.
         keeps = retention_words(rule.retention) if wider is None else f"nothing: {printable(wider)} comes first"
-        table.add_row(Text(printable(rule.topic)), rule.mode, Text(keeps), style="" if wider is None else "dim")
+        origin = _ORIGINS.get(rule.origin, rule.origin) if isinstance(rule, KeptRule) else ""
+        table.add_row(Text(printable(rule.topic)), rule.mode, origin, Text(keeps), style="" if wider is None else "dim")
     return table
 
 
@@ -114,6 +118,7 @@ def rule_fields(rule: TopicRule) -> dict[str, Any]:
         "max_records": rule.retention.max_records,
         "max_bytes": rule.retention.max_bytes,
         "max_age_seconds": rule.retention.max_age_seconds,
+        **({"origin": rule.origin} if isinstance(rule, KeptRule) else {}),
     }
 
 

@@ -16,7 +16,7 @@ from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.client import Client
 from nearcast.client.endpoints import Endpoint, TlsOptions
 from nearcast.client.messages import Message, MessageStream
-from nearcast.client.records import Batch, Record, TopicState
+from nearcast.client.records import Batch, KeptRule, Record, TopicState
 from nearcast.client.topics import Topics
 from nearcast.config import Retention
 from nearcast.mqtt.client_events import Authentication
@@ -31,6 +31,7 @@ __all__ = [
     "BlockingTopics",
     "Client",
     "Endpoint",
+    "KeptRule",
     "Message",
     "MessageStream",
     "MissingRecords",

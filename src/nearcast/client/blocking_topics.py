@@ -28,8 +28,8 @@ from nearcast.client import records
 from nearcast.client.bulk_errors import as_closed, cannot_reach, ended_by_broker
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
 from nearcast.client.patience import Patience
-from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
-from nearcast.config import Retention, TopicRule
+from nearcast.client.records import Batch, KeptRule, OnGap, Place, Record, TopicState
+from nearcast.config import Retention
 from nearcast.errors import (
     BatchRefused,
     ConnectionClosed,
@@ -126,15 +126,15 @@ class BlockingTopics:
         """Keep them no more: the rule of exactly this filter goes, and with it the records that no other rule keeps."""
         self._done(wire.DeleteRule(topic_filter, not keep_records))
 
-    def rules(self) -> list[TopicRule]:
-        """Which topics are kept, in the order in which the rules decide."""
+    def rules(self) -> list[KeptRule]:
+        """Which topics are kept, in the order in which the rules decide; those that concern topics this client may use."""
         return records.rules_of(self._answer(wire.ListRules(), wire.Rules))
 
     def topics(self, *filters: str) -> list[TopicState]:
         """The topics that the log has; without a filter, all that may be read."""
         found: list[TopicState] = []
         after = -1
-        asked = records.checked_filters(filters or ("#",))
+        asked = records.checked_filters(filters) if filters else []
         while True:
             answer = self._answer(wire.ListTopics(asked, after), wire.States)
             found += records.states_of(answer)
@@ -446,12 +446,19 @@ class BlockingTopics:
 
     def _receive(self) -> None:
         """Read one frame. A broker that is silent for long is asked whether it is there, and given up when it does not say."""
-        self._conversation.frame(*self._frame())
+        try:
+            self._conversation.frame(*self._frame())
+        except (OSError, ConnectionClosed):
+            raise
+        except BaseException as error:
+            # Nonsense, or an interrupt in the middle of a frame: what follows on this connection means nothing any more.
+            self._drop(as_closed(self._endpoint, error))
+            raise
         failure = self._conversation.failure
         if failure is not None:
-            error = ended_by_broker(self._endpoint, failure)
-            self._drop(as_closed(self._endpoint, error))
-            raise error
+            ended = ended_by_broker(self._endpoint, failure)
+            self._drop(as_closed(self._endpoint, ended))
+            raise ended
         self._flush()
 
     def _frame(self) -> tuple[int, int, bytearray]:

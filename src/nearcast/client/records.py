@@ -167,6 +167,13 @@ class TopicState:
         return self.topic
 
 
+class KeptRule(TopicRule, frozen=True, kw_only=True):
+    """A rule as a broker has it."""
+
+    origin: str
+    """Where it is from: "config", the broker's configuration, or "created" at run time, and so to be changed like that."""
+
+
 def time_of(time_us: int) -> datetime:
     """A time of the log, in UTC."""
     seconds, microseconds = divmod(time_us, 1_000_000)
@@ -264,12 +271,13 @@ def rule_message(topic_filter: str, retention: Retention | None, mode: Literal["
     )
 
 
-def rules_of(answer: wire.Rules) -> list[TopicRule]:
+def rules_of(answer: wire.Rules) -> list[KeptRule]:
     return [
-        TopicRule(
+        KeptRule(
             topic=rule.topic,
             mode=rule.mode,
             retention=Retention(max_records=rule.max_records, max_bytes=rule.max_bytes, max_age_seconds=rule.max_age_seconds),
+            origin=rule.origin,
         )
         for rule in answer.rules
     ]

@@ -28,8 +28,8 @@ from nearcast.client import records
 from nearcast.client.bulk_errors import as_closed, cannot_reach, ended_by_broker
 from nearcast.client.endpoints import Endpoint, TlsOptions, parse_bulk_url
 from nearcast.client.patience import Patience
-from nearcast.client.records import Batch, OnGap, Place, Record, TopicState
-from nearcast.config import Retention, TopicRule
+from nearcast.client.records import Batch, KeptRule, OnGap, Place, Record, TopicState
+from nearcast.config import Retention
 from nearcast.errors import (
     ConnectionClosed,
     ConnectionRefused,
@@ -118,19 +118,19 @@ class Topics:
         """Copy what passes on these topics into the log from now on; nothing waits for it. Whether that changed something."""
         return bool(await self._done(records.rule_message(topic_filter, retention, "tap")))
 
-    async def delete_topic(self, topic_filter: str) -> None:
-        """Keep them no more: the rule of exactly this filter goes."""
-        await self._done(wire.DeleteRule(topic_filter))
+    async def delete_topic(self, topic_filter: str, *, keep_records: bool = False) -> None:
+        """Keep them no more: the rule of exactly this filter goes, and with it the records that no other rule keeps."""
+        await self._done(wire.DeleteRule(topic_filter, not keep_records))
 
-    async def rules(self) -> list[TopicRule]:
-        """Which topics are kept, in the order in which the rules decide."""
+    async def rules(self) -> list[KeptRule]:
+        """Which topics are kept, in the order in which the rules decide; those that concern topics this client may use."""
         return records.rules_of(await self._answer(wire.ListRules(), wire.Rules))
 
     async def topics(self, *filters: str) -> list[TopicState]:
         """The topics that the log has; without a filter, all that may be read."""
         found: list[TopicState] = []
         after = -1
-        asked = records.checked_filters(filters or ("#",))
+        asked = records.checked_filters(filters) if filters else []
         while True:
             answer = await self._answer(wire.ListTopics(asked, after), wire.States)
             found += records.states_of(answer)

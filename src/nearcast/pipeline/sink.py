@@ -43,6 +43,7 @@ from nearcast.pipeline.connections import borrowed
 from nearcast.pipeline.options import CONNECTION_OPTIONS, Connection, known_options, parse_connection
 from nearcast.pipeline.sink_rows import MAX_TOPIC_LEVELS, Messages, check_schema
 from nearcast.pipeline.spool import Spool
+from nearcast.topiclog.wire import ONCE_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -209,7 +210,7 @@ class SinkWriter(_Sink, DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, streaming=False)
         # Made once, on the driver: all tasks and the commit get it with the writer.
-        self._producer = self._options.producer or f"spark-write/{uuid4()}"
+        self._producer = self._options.producer or f"{ONCE_PREFIX}spark-write/{uuid4()}"
         # A mistake in the options shows here, at once, and not in a task that waits for a broker.
         with borrowed(self._options.connection) as topics:
             topics.last_batch(self._producer)

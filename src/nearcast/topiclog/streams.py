@@ -84,6 +84,11 @@ class ReadStream:
         """The reader takes so many bytes more."""
         self.credit = min(MAX_CREDIT, self.credit + max(0, credit))
 
+    @property
+    def listed_count(self) -> int:
+        """Indexes by topic that its reader gave."""
+        return len(self._asked.start_indexes) + len(self._asked.end_indexes)
+
     # --- opening ------------------------------------------------------------------------------------------------------------
 
     def look(self, max_topics: int) -> list[wire.Name]:

@@ -53,6 +53,10 @@ MAX_FILTERS: Final = 64
 MAX_NAME_BYTES: Final = 256
 """Of a producer's name."""
 
+ONCE_PREFIX: Final = "once/"
+"""With this begins the name of a producer that has one batch and never another. It is remembered for a while, so that the
+batch can be asked for again, and takes no room from those that go on."""
+
 PAGE_TOPICS: Final = 2_000
 """Most topics in one answer to :class:`ListTopics`."""
 
@@ -81,7 +85,8 @@ class Ping(Message, frozen=True, tag="ping"):
 
 
 class ListTopics(Message, frozen=True, tag="topics"):
-    """Which topics the log has. Topics are listed by their number in the log; ``after`` continues an answer that had more."""
+    """Which topics the log has: those that a filter matches, or without any filter all that the client may read. They are
+    listed by their number in the log; ``after`` continues an answer that had more."""
 
     filters: list[str]
     after: int = -1
@@ -114,7 +119,7 @@ class Publish(Message, frozen=True, tag="publish"):
 
 
 class ListRules(Message, frozen=True, tag="rules"):
-    """Which topics are kept."""
+    """Which topics are kept, as far as the client may read them, publish to them, or manage them."""
 
 
 class Rule(Message, frozen=True, tag="rule"):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import socket
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from nearcast.broker import bulk
 from nearcast.broker.passwords import ScryptVerifier, store_user
 from nearcast.broker.topic_keeping import Run
 from nearcast.client import BlockingTopics, MissingRecords, Properties, Retention, Topics
 from nearcast.config import AccessRule, Listener, Security, TopicLogSettings, TopicRule
-from nearcast.errors import ConnectionRefused, RecordUnavailable, RequestRefused, TopicUnknown
+from nearcast.errors import ConnectionRefused, RecordUnavailable, RemoteProtocolError, RequestRefused, TopicUnknown
 from nearcast.topiclog import wire
-from tests.bulk_harness import Relay, broker, bulk_port, connected, fill, url
+from nearcast.topiclog.topics import Extents
+from tests.bulk_harness import Relay, Wire, broker, bulk_port, connected, fill, url
 from tests.unit.broker.fakes import in_loop
 
 OPEN = (Listener(port=0), Listener(kind="bulk", port=0))
@@ -146,7 +151,6 @@ async def test_rules_decide_about_reading_writing_and_managing(tmp_path: Path) -
         assert len(await topics.topics("a/open/#")) == 1
         for refused in (
             topics.topics("a/#"),
-            topics.topics(),
             topics.get("a/secret", 1),
             topics.publish("a/open/other", b""),
             topics.indexes_at("a/#", 0),
@@ -161,6 +165,31 @@ async def test_rules_decide_about_reading_writing_and_managing(tmp_path: Path) -
             async for _ in topics.read("a/#"):
                 pass
         assert await topics.create_topic("mine/x")
+
+
+@in_loop
+async def test_a_client_is_told_of_what_concerns_it(tmp_path: Path) -> None:
+    acl = (
+        AccessRule(action="deny", access="subscribe", topic="a/open/not"),
+        AccessRule(action="allow", access="subscribe", topic="a/open/#"),
+        AccessRule(action="allow", access="publish", topic="b/+"),
+        AccessRule(action="allow", access="manage", topic="made/#"),
+    )
+    rules = tuple(TopicRule(topic=topic) for topic in ("a/open", "a/#", "b/x", "hidden/#"))
+    settings = {"security": Security(acl=acl), "topics": rules}
+    async with broker(tmp_path, **settings) as found, Topics(url(found)) as topics:
+        for topic in ("a/open/x", "a/open/not", "a/secret", "hidden/x", "b/x"):
+            await fill(found, topic, 3)
+        assert [state.topic for state in await topics.topics()] == ["a/open/x"]
+        await topics.create_topic("made/x")
+        told = [("a/open", "config"), ("a/#", "config"), ("b/x", "config"), ("made/x", "created")]
+        assert [(rule.topic, rule.origin) for rule in await topics.rules()] == told
+        for shared in ("$share/g/a/open/#", "$share/g/a/open/x"):
+            with pytest.raises(RequestRefused, match="not shared out"):
+                await topics.topics(shared)
+        async with connected(found) as client:
+            answer = await client.answer(1, wire.FindIndexes([], 0))
+            assert isinstance(answer, wire.Refused)
 
 
 @in_loop
@@ -206,6 +235,119 @@ async def test_whoever_says_nothing_is_sent_away(tmp_path: Path) -> None:
         assert "nothing was heard" in refused.message
         assert await idle.ended()
         assert len(found.bulk.transports) == 1, "a reader that waits for more is no idler"
+
+
+@in_loop
+async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker(tmp_path) as found, connected(found, welcome=False) as slow:
+        await until(lambda: len(found.bulk.transports) == 1)
+        (transport,) = found.bulk.transports
+        begun = found.monotonic()
+        timeout = found.config.limits.connect_timeout_seconds
+        monkeypatch.setattr(found, "monotonic", lambda: begun + timeout - 0.1)
+        slow.writer.write(b"\x05")
+        await until(lambda: transport._reader.waiting_bytes == 1)
+        found.bulk.tick(begun + timeout + 0.1)
+        assert await slow.ended()
+
+
+@in_loop
+async def test_many_requests_at_once_leave_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "TURN_SECONDS", 0.0)
+    async with broker(tmp_path) as found, connected(found) as client:
+        turns = 0
+        handled: list[int] = []
+        handle = found.bulk.requests.handle
+
+        def noted(transport: bulk.BulkTransport, number: int, content: wire.FromClient) -> None:
+            handled.append(turns)
+            handle(transport, number, content)
+
+        monkeypatch.setattr(found.bulk.requests, "handle", noted)
+        client.writer.write(b"".join(wire.message(number, wire.ListTopics(["#"])) for number in range(1, 101)))
+
+        async def others() -> None:
+            nonlocal turns
+            while len(handled) < 100:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(20):
+            await others()
+        answers = [(await client.message())[0] for _ in range(100)]
+        assert answers == list(range(1, 101))
+        assert len(set(handled)) > 50, "in turns with others, not all at once"
+
+
+@in_loop
+async def test_a_turn_to_read_is_passed_on_by_whoever_cannot_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "READS_AT_ONCE", 1)
+    asked = wire.Open(["a/x"], credit=1 << 30)
+    async with broker(tmp_path) as found, connected(found) as first, connected(found) as gone, connected(found) as last:
+        await fill(found, "a/x", 10)
+        load = found.bulk.load
+        disk = asyncio.Event()
+
+        async def slow(extents: Extents) -> memoryview:
+            await disk.wait()
+            return await load(extents)
+
+        monkeypatch.setattr(found.bulk, "load", slow)
+        for place, client in enumerate((first, gone, last)):
+            client.send(1, asked)
+            await until(lambda place=place: len(found.bulk._waiting) == place and found.bulk._reads == 1)  # type: ignore[misc]
+        gone.writer.transport.abort()
+        first.send(1, wire.Close())
+        await until(lambda: len(found.bulk.transports) == 2 and found.bulk.stream_count == 1)
+        disk.set()
+        while not isinstance((await _content(last)), wire.End):
+            pass
+
+
+async def _content(client: Wire) -> wire.FromBroker | None:
+    kind, _, body = await client.frame()
+    return wire.decode_from_broker(body) if kind == wire.MESSAGE else None
+
+
+@in_loop
+async def test_what_one_request_may_bring_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "MAX_LISTED", 5)
+    async with broker(tmp_path) as found, connected(found) as client:
+        refused = await client.answer(1, wire.Publish("a/x", [b""] * 100_000))
+        assert isinstance(refused, wire.Refused)
+        assert "20,000" in refused.message
+        indexes = {"a/1": 1, "a/2": 1, "a/3": 1}
+        client.send(2, wire.Open(["a/#"], start_indexes=indexes, follow=True))
+        assert isinstance((await client.message())[1], wire.Opened)
+        refused = await client.answer(3, wire.Open(["a/#"], end_indexes=indexes))
+        assert isinstance(refused, wire.Refused)
+        assert refused.reason_code == 0x97
+        assert isinstance(await client.answer(2, wire.Close()), wire.End)
+        client.send(4, wire.Open(["a/#"], end_indexes=indexes))
+        assert isinstance((await client.message())[1], wire.Opened)
+
+
+def test_a_broker_that_talks_nonsense_is_not_talked_to_any_further() -> None:
+    welcome = wire.message(0, wire.Welcome(wire.VERSION, "x", 60.0, 1 << 20))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for answer in (b"\xff" * 64, wire.message(1, wire.Rules([]))):
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(ConnectionError):
+                    connection.recv(65_536)
+                    connection.sendall(welcome)
+                    connection.recv(65_536)
+                    connection.sendall(answer)
+                    connection.recv(65_536)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with BlockingTopics(f"nearcast://127.0.0.1:{server.getsockname()[1]}") as topics:
+            with pytest.raises(RemoteProtocolError):
+                topics.rules()
+            assert topics.rules() == []
+        thread.join()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -13,13 +13,14 @@ import pytest
 
 from nearcast.broker import staging
 from nearcast.broker.process import Broker
-from nearcast.broker.staging_files import Attempt, Decision, StagingFiles
+from nearcast.broker.staging_files import Attempt, Decision, StagingFiles, key_of
 from nearcast.broker.topic_keeping import Run
 from nearcast.client import BlockingTopics, Client, Properties, Topics
 from nearcast.config import AccessRule, Security, TopicLogSettings
-from nearcast.errors import BatchRefused, ConnectionClosed
+from nearcast.errors import BatchRefused, ConnectionClosed, StorageUnavailable
 from nearcast.topiclog import blocks, wire
 from nearcast.topiclog.marks import Mark
+from nearcast.topiclog.uploads import StagedRows
 from tests.bulk_harness import Relay, broker, bulk_port, connected, url
 from tests.unit.broker.fakes import in_loop
 
@@ -365,6 +366,93 @@ async def test_what_nobody_commits_expires(tmp_path: Path) -> None:
     async with broker(tmp_path) as found:
         await until_staged(found, 0)
         assert found.bulk.requests.staging.staged_bytes == 0
+
+
+@in_loop
+async def test_what_was_decided_on_is_neither_given_up_nor_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PART_BYTES", 2_000)
+    async with broker(tmp_path) as found:
+        await asyncio.to_thread(hand_in, url(found), 0, [0])
+        publish_group = found.topics.publish_group
+        parts = 0
+
+        def failing(runs: Sequence[Run], mark: Mark) -> None:
+            nonlocal parts
+            parts += 1
+            if parts == 2:
+                raise BatchRefused("no room just now")
+            publish_group(runs, mark)
+
+        monkeypatch.setattr(found.topics, "publish_group", failing)
+        with pytest.raises(BatchRefused, match="no room just now"):
+            await asyncio.to_thread(commit, url(found), 0, [0])
+        with closing(BlockingTopics(url(found))) as topics:
+            await asyncio.to_thread(topics.open)
+            await asyncio.to_thread(topics.abort_batch, "query", 0)
+        held = found.bulk.requests.staging
+        held._held = {each: (size, 1.0) for each, (size, _) in held._held.items()}
+        held._sweep()
+        assert await asyncio.to_thread(commit, url(found), 0, [0])
+        assert await contents(found) == by_topic((topic, payload) for topic, payload, _ in rows(0))
+        assert not held._committing, "nobody commits: nothing is held"
+
+
+@in_loop
+async def test_a_decided_batch_whose_rows_are_gone_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker(tmp_path) as found:
+        await asyncio.to_thread(hand_in, url(found), 0, [0])
+        survey = StagingFiles.survey
+
+        def surveyed(files: StagingFiles, attempts: Iterable[Attempt]) -> set[bytes]:
+            topics = survey(files, attempts)
+            for name in staged(tmp_path):
+                (tmp_path / "topics" / "staging" / name).unlink()
+            return topics
+
+        monkeypatch.setattr(StagingFiles, "survey", surveyed)
+        with pytest.raises(StorageUnavailable, match=r"remove the batch's \.commit file"):
+            await asyncio.to_thread(commit, url(found), 0, [0])
+        with pytest.raises(StorageUnavailable, match="put back a copy"):
+            await asyncio.to_thread(commit, url(found), 0, [0])
+        assert not found.bulk.requests.staging._committing
+
+
+def test_rows_without_payload_are_cut_into_parts_too(tmp_path: Path) -> None:
+    files = StagingFiles(tmp_path)
+    attempt = Attempt(key_of("p"), 0, 0, 0)
+    upload = files.upload(attempt)
+    sizes = [0] * 5_000 + [1_000] * 30 + [9_000] + [0] * 10
+    for piece in StagedRows(1 << 22).encode(("a/x", bytes(size), b"", 1) for size in sizes):
+        upload.write(piece)
+    upload.finish()
+    decision = Decision(producer="p", batch=0, attempts=((0, 0),), publisher="x", part_bytes=4_096)
+    parts = list(files.parts(decision))
+    found = [len(payload) for part in parts for run in part for payload in run.payloads]
+    assert found == sizes
+    for part in parts:
+        cost = sum(len(payload) + 32 for run in part for payload in run.payloads)
+        assert cost <= 4_096 or sum(len(run.payloads) for run in part) == 1
+    assert list(map(len, parts)) == list(map(len, files.parts(decision)))
+
+
+@in_loop
+async def test_writes_that_never_come_back_do_not_push_a_query_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "MAX_PRODUCERS", 2)
+    monkeypatch.setattr(staging, "MAX_PASSING_PRODUCERS", 2)
+
+    def work(address: str) -> list[int | None]:
+        with BlockingTopics(address) as topics:
+            if topics.last_batch("query") is None:
+                assert topics.commit_batch("query", 5, {})
+            for number in range(4):
+                topics.commit_batch(f"once/{number}", 0, {})
+            return [topics.last_batch(name) for name in ("query", "once/0", "once/1", "once/2", "once/3")]
+
+    for _ in range(2):
+        async with broker(tmp_path) as found:
+            assert await asyncio.to_thread(work, url(found)) == [5, None, None, 0, 0]
 
 
 @in_loop

@@ -241,6 +241,15 @@ def test_the_number_of_rules_is_bounded(definitions: Definitions, monkeypatch: p
     assert run(rules.create(rule("b", max_records=1))) == "changed"
 
 
+def test_a_file_that_could_not_be_read_again_is_not_written(definitions: Definitions, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = TopicRules([], definitions)
+    run(rules.create(rule("a")))
+    monkeypatch.setattr(topics, "MAX_FILE_BYTES", 2_000)
+    with pytest.raises(ConfigError, match="use patterns"):
+        run(rules.create(rule("x" * 2_000)))
+    assert [each.topic for each in TopicRules([], definitions).rules] == ["a"]
+
+
 def test_the_file_is_for_people_too(definitions: Definitions) -> None:
     run(TopicRules([], definitions).create(rule("a", max_records=3)))
     content = msgspec.json.decode(definitions.path.read_bytes())

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from nearcast.cli import topic_display as display
-from nearcast.client.records import Record, TopicState, encoded_properties
+from nearcast.client.records import KeptRule, Record, TopicState, encoded_properties
 from nearcast.config import Retention, TopicRule
 from nearcast.mqtt.packets import Properties
 
@@ -42,6 +42,9 @@ def test_rules_and_topics_fit_a_terminal() -> None:
     assert [line.split() for line in shown[1:]] == [["sensors/#", "durable", "everything"], ["p/+", "tap", "10", "records"]]
     shadowed = lines(display.rules_table([TopicRule(topic="a/#"), TopicRule(topic="a/b")]))
     assert shadowed[2].split() == ["a/b", "durable", "nothing:", "a/#", "comes", "first"]
+    kept = [KeptRule(topic="a/#", origin="config"), KeptRule(topic="b", origin="created")]
+    assert [line.split()[2] for line in lines(display.rules_table(kept))[1:]] == ["configuration", "created"]
+    assert [display.rule_fields(rule)["origin"] for rule in kept] == ["config", "created"]
     states = [TopicState("a", 1, 1, 0, 0, 0), TopicState("x" * 100, 5, 1_000_005, 123_456_789, NOW_US - 9_000_000, NOW_US)]
     shown = lines(display.topics_table(states, NOW))
     assert all(len(line) <= 80 for line in shown)
