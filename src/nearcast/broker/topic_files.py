@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import mmap
 import os
 import threading
@@ -31,6 +32,8 @@ _SPAN_BYTES = 4 << 20
 """Most that is read at once for the sake of several pieces."""
 _MAX_OPEN = 128
 """Files that are kept open, beside those that somebody reads."""
+_CANNOT_NOW = {errno.EAGAIN, errno.EOPNOTSUPP}
+"""What is not in memory; and what a file system says that does not tell what is (tmpfs, NFS and others)."""
 _READERS = 4
 """Threads that read what is not in memory."""
 
@@ -315,8 +318,10 @@ def _read_pieces(files: dict[str, _File], pieces: list[tuple[str, int, int]], fl
             else:
                 found += [span[offset - begin : offset - begin + length] for _, offset, length in pieces[at:after]]
             at = after
-    except BlockingIOError:
-        return None
+    except OSError as error:
+        if flags and error.errno in _CANNOT_NOW:
+            return None
+        raise
     return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -78,6 +79,27 @@ def test_cold_and_warm_loading_give_the_same_bytes(tmp_path: Path) -> None:
         assert bytes(await files.load(extents)) == views
         assert len(list(parse(views, {topic.number: "a"}))) == 1_000
         assert bytes(await files.load(log.read(topic, topic.committed_index, 1 << 40, 1))) == b""
+        files.close()
+
+    asyncio.run(load())
+
+
+def test_loading_where_the_file_system_does_not_say_what_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+
+    def unsupported(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return preadv(descriptor, buffers, offset, flags)
+
+    async def load() -> None:
+        files, log = opened(tmp_path)
+        fill(files, log, b"a", 500)
+        topic = topic_of(log, b"a")
+        extents = log.read(topic, 1, topic.committed_index, 1 << 30)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", unsupported)
+            assert bytes(await files.load(extents)) == b"".join(extents.views())
         files.close()
 
     asyncio.run(load())
