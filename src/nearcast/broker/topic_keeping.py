@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,9 +31,10 @@ from nearcast.topiclog.keeper import TopicKeeper, TopicKeeping
 from nearcast.topiclog.log import TopicLog
 from nearcast.topiclog.marks import Mark
 from nearcast.topiclog.rules import RuleTable
-from nearcast.topiclog.topics import Topic
 
 _SHOWN_DAMAGE = 10
+_DELETED_AT_ONCE = 500
+"""Topics that one step of a deletion looks at."""
 
 
 class Run:
@@ -209,27 +210,26 @@ class KeptTopics:
             logs.event(logging.ERROR, "files of the topic log cannot be tidied up; trying on", reason=str(error))
         self._work_failed = True
 
-    def delete_records(self, topic_filter: str) -> int:
+    async def delete_records(self, topic_filter: str) -> int:
         """Remove all records of the topics that a filter matches and no rule keeps any more; returns how many topics that
         were. Readers see it once it is :meth:`committed`. Topics of other rules stay as they are."""
         self._check()
         keeper = self._kept_keeper
+        topics = keeper.log.topics
+        is_pattern = "+" in topic_filter or "#" in topic_filter
+        table = RuleTable([TopicRule(topic=topic_filter)])
         found = 0
-        for topic in self._matching(keeper.log, topic_filter):
-            if self.rules.rule_for(topic.name) is None and topic.next_index > topic.first_index:
+        for place, name in enumerate(list(topics) if is_pattern else [topic_filter.encode("utf-8")], 1):
+            topic = topics.get(name) if table.match(name) is not None else None
+            if topic is not None and self.rules.rule_for(name) is None and topic.next_index > topic.first_index:
                 keeper.delete(topic)
                 found += 1
+            if place % _DELETED_AT_ONCE == 0:  # with many topics, others get their turn
+                self._flush()
+                await asyncio.sleep(0)
+                self._check()
         self._flush()
         return found
-
-    def _matching(self, log: TopicLog, topic_filter: str) -> Iterator[Topic]:
-        if "+" not in topic_filter and "#" not in topic_filter:
-            topic = log.topic(topic_filter.encode("utf-8"), create=False)
-            if topic is not None:
-                yield topic
-            return
-        table = RuleTable([TopicRule(topic=topic_filter)])
-        yield from [topic for topic in log.topics.values() if table.match(topic.name) is not None]
 
     # --- rules ----------------------------------------------------------------------------------------------------------
 
