@@ -11,7 +11,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from nearcast.errors import StorageCorrupt
+from nearcast.errors import StorageCorrupt, StorageUnavailable
 from nearcast.topiclog.indexes import MappedRuns
 from nearcast.topiclog.runs import RunColumns
 from nearcast.topiclog.segments import Segment, index_name, scan
@@ -93,10 +93,11 @@ class Catalog:
         mapped = self._mapped
         while len(mapped) >= MAX_MAPPED:
             self.unmap(next(iter(mapped.values())))
+        name = index_name(segment.name)
         try:
-            segment.runs = MappedRuns(self.storage, index_name(segment.name))
-        except StorageCorrupt as damage:
-            self.report(damage)
+            segment.runs = MappedRuns(self.storage, name)
+        except (StorageCorrupt, StorageUnavailable) as error:
+            self.report(error if isinstance(error, StorageCorrupt) else StorageCorrupt(self.storage.path(name), 0, str(error)))
             found = scan(self.storage, segment.name, is_last=False)
             segment.has_index = False  # made anew by the next job
             found.runs.settle()

@@ -650,3 +650,23 @@ def test_a_deletion_outlives_the_segment_that_says_so(beside: bytes) -> None:
     run_jobs(log)
     assert b"gone" not in log.topics
     assert b"gone" not in open_log(storage, segment_bytes=2_000).topics
+
+
+def test_an_index_that_vanishes_at_run_time_is_made_anew() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, segment_bytes=2_000)
+    for _ in range(12):
+        publish(log, b"a", b"x" * 400)
+        commit(log)
+    run_jobs(log)
+    indexes = [name for name in storage.files if name.endswith(".index")]
+    for name in indexes:
+        storage.remove(name)
+    log = open_log(storage, segment_bytes=2_000)
+    run_jobs(log)
+    for name in indexes:
+        storage.remove(name)
+    assert len(payloads(log, b"a")) == 12
+    assert {damage.path for damage in log.damage} == {storage.path(name) for name in indexes}
+    assert run_jobs(log) == ["Seal"] * len(indexes)
+    assert set(indexes) <= set(storage.files)
