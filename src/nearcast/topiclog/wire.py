@@ -25,7 +25,7 @@ Here are bytes and types. Who may ask for what, and what is answered, is decided
 from __future__ import annotations
 
 import struct
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -60,6 +60,9 @@ batch can be asked for again, and takes no room from those that go on."""
 PAGE_TOPICS: Final = 2_000
 """Most topics in one answer to :class:`ListTopics`."""
 
+Number = Annotated[int, msgspec.Meta(le=(1 << 63) - 1)]
+"""What a client may say: the log counts in 64 bits with a sign, while MessagePack knows larger ones."""
+
 _MALFORMED: Final = 0x81
 _TOO_LARGE: Final = 0x95
 
@@ -74,7 +77,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Message, frozen=True, tag="hello"):
     """Who is there. Credentials are those of MQTT: the broker's own rules decide."""
 
-    version: int = VERSION
+    version: Number = VERSION
     client_id: str = ""
     username: str | None = None
     password: bytes | None = None
@@ -89,22 +92,22 @@ class ListTopics(Message, frozen=True, tag="topics"):
     listed by their number in the log; ``after`` continues an answer that had more."""
 
     filters: list[str]
-    after: int = -1
+    after: Number = -1
 
 
 class FindIndexes(Message, frozen=True, tag="indexes"):
     """For each topic, the index of the first record that is not older than ``time_us``: the next one's, if none is there."""
 
     filters: list[str]
-    time_us: int
-    after: int = -1
+    time_us: Number
+    after: Number = -1
 
 
 class Get(Message, frozen=True, tag="get"):
     """One record; answered by a DATA frame with one block of one record, whose topic number means nothing."""
 
     topic: str
-    index: int
+    index: Number
 
 
 class Publish(Message, frozen=True, tag="publish"):
@@ -114,7 +117,7 @@ class Publish(Message, frozen=True, tag="publish"):
     topic: str
     payloads: list[bytes]
     properties: bytes = b""
-    qos: int = 1
+    qos: Number = 1
     retain: bool = False
 
 
@@ -127,8 +130,8 @@ class Rule(Message, frozen=True, tag="rule"):
 
     topic: str
     mode: Literal["durable", "tap"] = "durable"
-    max_records: int = 0
-    max_bytes: int = 0
+    max_records: Number = 0
+    max_bytes: Number = 0
     max_age_seconds: float = 0.0
     origin: str = "created"
 
@@ -161,20 +164,20 @@ class Open(Message, frozen=True, tag="open"):
 
     filters: list[str]
     start: Literal["earliest", "latest", "index", "time"] = "earliest"
-    start_value: int = 0
-    start_indexes: dict[str, int] = {}
+    start_value: Number = 0
+    start_indexes: dict[str, Number] = {}
     listed_only: bool = False
-    end_index: int | None = None
-    end_indexes: dict[str, int] = {}
-    end_time_us: int | None = None
+    end_index: Number | None = None
+    end_indexes: dict[str, Number] = {}
+    end_time_us: Number | None = None
     follow: bool = False
-    credit: int = 0
+    credit: Number = 0
 
 
 class Credit(Message, frozen=True, tag="credit"):
     """Bytes of DATA more that the stream may send."""
 
-    bytes: int
+    bytes: Number
 
 
 class Close(Message, frozen=True, tag="close"):
@@ -187,9 +190,9 @@ class Stage(Message, frozen=True, tag="stage"):
     and times mean nothing), and at last :class:`StageEnd`. Another upload of the same attempt takes the place of the first."""
 
     producer: str
-    batch: int
-    partition: int
-    attempt: int
+    batch: Number
+    partition: Number
+    attempt: Number
 
 
 class StageEnd(Message, frozen=True, tag="staged"):
@@ -201,15 +204,15 @@ class CommitBatch(Message, frozen=True, tag="commit"):
     is done now, 0 when this batch or a later one of the producer had been committed before."""
 
     producer: str
-    batch: int
-    attempts: list[tuple[int, int]]
+    batch: Number
+    attempts: list[tuple[Number, Number]]
 
 
 class AbortBatch(Message, frozen=True, tag="abort"):
     """Forget what was handed in for a batch, unless it was committed; answered by :class:`Done`."""
 
     producer: str
-    batch: int
+    batch: Number
 
 
 class LastBatch(Message, frozen=True, tag="last"):

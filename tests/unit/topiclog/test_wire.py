@@ -86,3 +86,17 @@ def test_a_later_version_may_add_fields() -> None:
 
     body = msgspec.msgpack.encode(["done", 7, "something new"])
     assert wire.decode_from_broker(body) == wire.Done(7)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        wire.Get("a", 1 << 63),
+        wire.FindIndexes(["a"], (1 << 64) - 1),
+        wire.Open(["a"], start_indexes={"a": 1 << 63}),
+        wire.CommitBatch("p", 1, [(0, 1 << 63)]),
+    ],
+)
+def test_numbers_that_the_log_cannot_count_are_no_messages(content: wire.Message) -> None:
+    with pytest.raises(RemoteProtocolError):
+        wire.decode_from_client(wire.message(1, content)[wire.HEADER_BYTES :])
