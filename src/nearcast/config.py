@@ -349,7 +349,8 @@ class TopicLogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     them longer than asked for, too low makes many files. Recovery after a crash reads one such file."""
 
     max_topics: int = 1_000_000
-    """Topics the log keeps. A message to a further one is refused with 0x97 (quota exceeded) and counted."""
+    """Topics the log keeps, each of which takes about 1 KB of memory. A message to a further one is refused with 0x97 (quota
+    exceeded) and counted."""
 
     max_readers: int = 256
     """Streams open at once over all bulk connections. A further one is refused."""

@@ -310,10 +310,12 @@ class Broker:
             if self._outbox.failed is not None:
                 return
         self._ticks += 1
-        if self._ticks % CHECKS_EVERY_TICKS == 0:
+        checks = self._ticks % CHECKS_EVERY_TICKS == 0
+        if checks or self.topics.is_behind:
+            self.topics.tick()
+        if checks:
             self.stalls.check(now, self.config.limits.stall_timeout_seconds)
             self.bulk.tick(now)
-            self.topics.tick()
             self.events.summarize()
             if self._ticks % (60 * CHECKS_EVERY_TICKS) == 0:
                 self._connect_rate.sweep()

@@ -4,8 +4,8 @@ What MQTT clients publish goes into the log through the engine. What comes in an
 :meth:`KeptTopics.publish` and :meth:`KeptTopics.publish_group`: into the log and to live subscribers, in the same order as
 everything else. Both are written and flushed with the journal (:mod:`nearcast.mqtt.commits`).
 
-What retention removes, it removes here, too: a step of bookkeeping every second, and a thread that makes index files, rewrites
-segments that are mostly dead, and removes those that are dead.
+What retention removes, it removes here, too: a step of bookkeeping every second (more often with many topics), and a thread
+that makes index files, rewrites segments that are mostly dead, and removes those that are dead.
 """
 
 from __future__ import annotations
@@ -165,8 +165,14 @@ class KeptTopics:
 
     # --- retention ------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether one step a second is too few for so many topics."""
+        keeper = self.keeper
+        return keeper is not None and (keeper.reviewing or keeper.log.collecting)
+
     def tick(self) -> None:
-        """A second passed: a step of what retention has to do. Never takes long."""
+        """A second passed, or less while :attr:`is_behind`: a step of what retention has to do. Never takes long."""
         keeper = self.keeper
         if keeper is None or self._failed is not None:
             return

@@ -112,6 +112,11 @@ class TopicKeeper:
         """Rules are not what they were: what is kept of topics that are there may be another amount now."""
         self._unreviewed = list(self.log.topics.values())
 
+    @property
+    def reviewing(self) -> bool:
+        """Whether there is more for :meth:`review`."""
+        return bool(self._unreviewed)
+
     def review(self) -> bool:
         """Look at some topics whose rule may have changed; returns whether there are more. Never takes long."""
         unreviewed = self._unreviewed

@@ -471,6 +471,11 @@ class TopicLog:
 
     # --- retention ------------------------------------------------------------------------------------------------------
 
+    @property
+    def collecting(self) -> bool:
+        """Whether there are topics whose retention the next step is to look at, before it begins again with all."""
+        return bool(self._round)
+
     def collect(self, now_us: int) -> Job | None:
         """A step: some topics lose what their retention says. Returns what is to be done about the files, if there is
         something and nothing is being done already; call :meth:`finish` when it is."""
