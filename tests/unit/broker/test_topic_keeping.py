@@ -168,18 +168,18 @@ async def test_with_many_topics_there_is_more_to_do_than_one_step(tmp_path: Path
     broker = broker_on(tmp_path, max_topics=2_000)
     await broker.start()
     topics = broker.topics
-    assert not topics.is_behind
+    behind = [topics.is_behind]
     for number in range(1_500):
         topics.publish(Run(b"d/%d" % number, [b"x"]))
     await topics.committed()
-    topics.tick()
-    assert topics.is_behind
-    topics.tick()
-    assert not topics.is_behind
+    for _ in range(2):
+        topics.tick()
+        behind.append(topics.is_behind)
     await topics.rules.create(TopicRule(topic="extra/#"))
-    assert topics.is_behind
+    behind.append(topics.is_behind)
     await broker.stop()
-    assert not topics.is_behind
+    behind.append(topics.is_behind)
+    assert behind == [False, True, False, True, False]
 
 
 @in_loop
