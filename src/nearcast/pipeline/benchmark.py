@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 PAYLOAD_BYTES = 100
 TOPICS = 4
 PER_PUBLICATION = 1_000
+FEW_ROWS = 200_000
+"""What the reader that yields tuples is measured on: it would take a minute for more."""
+WARM_UP_ROUNDS = 3
 START_SECONDS = 30.0
 
 
@@ -53,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int = 2_000_000
     single_rows: int = 500_000
-    repetitions: int = 3
+    repetitions: int = 5
     messages_per_second: int = 1_000
     warm_up_seconds: float = 15.0
     stream_seconds: float = 20.0
@@ -116,12 +119,12 @@ def _broker(directory: Path) -> Iterator[tuple[str, int]]:
         process.wait()
 
 
-def _fill(url: str, rows: int) -> None:
+def _fill(url: str, prefix: str, rows: int) -> None:
     """Messages that were published many at a time."""
     payloads = [b"%0*d" % (PAYLOAD_BYTES, number) for number in range(PER_PUBLICATION)]
     with BlockingTopics(url) as topics:
         for publication in range(-(-rows // PER_PUBLICATION)):
-            topics.publish_many(f"many/{publication % TOPICS}", payloads)
+            topics.publish_many(f"{prefix}/{publication % TOPICS}", payloads)
 
 
 def _fill_singly(url: str, port: int, rows: int) -> None:
@@ -142,32 +145,35 @@ def _fill_singly(url: str, port: int, rows: int) -> None:
             time.sleep(0.1)
 
 
-def _rows_per_second(frame: DataFrame, rows: int, repetitions: int) -> float:
-    """The best of some repetitions, after one to warm up."""
-    seconds = []
-    for _ in range(repetitions + 1):
-        started = time.perf_counter()
-        count, size = frame.agg(F.count("*"), F.sum(F.length("payload"))).collect()[0]
-        seconds.append(time.perf_counter() - started)
-        if (count, size) != (rows, rows * PAYLOAD_BYTES):
-            raise PipelineError(f"{rows} rows were written and {count} were read")
-    return rows / min(seconds[1:])
+def _rows_per_second(frame: DataFrame, rows: int) -> float:
+    started = time.perf_counter()
+    count, size = frame.agg(F.count("*"), F.sum(F.length("payload"))).collect()[0]
+    seconds = time.perf_counter() - started
+    if (count, size) != (rows, rows * PAYLOAD_BYTES):
+        raise PipelineError(f"{rows} rows were written and {count} were read")
+    return rows / seconds
 
 
 def measure_batch(spark: SparkSession, url: str, settings: Settings) -> dict[str, float]:
+    """Each variant once in every round, in turns; medians, without the rounds in which the JVM still compiles."""
     spark.dataSource.register(RowSource)
 
     def frame(source: str, topics: str, schema: str | None = None) -> DataFrame:
         reader = spark.read.format(source).option("url", url).option("topics", topics)
         return (reader if schema is None else reader.schema(schema)).load()
 
-    rows, single, times = settings.rows, settings.single_rows, settings.repetitions
-    figures = {
-        "batch_rows_per_second": _rows_per_second(frame("nearcast", "many/#"), rows, times),
-        "batch_payload_only_rows_per_second": _rows_per_second(frame("nearcast", "many/#", "payload binary"), rows, times),
-        "batch_single_rows_per_second": _rows_per_second(frame("nearcast", "single/#"), single, times),
-        "row_yielding_rows_per_second": _rows_per_second(frame("nearcast_rows", "many/#"), rows, 1),
+    few = min(settings.rows, FEW_ROWS)
+    variants = {
+        "batch": (frame("nearcast", "many/#"), settings.rows),
+        "batch_payload_only": (frame("nearcast", "many/#", "payload binary"), settings.rows),
+        "batch_single": (frame("nearcast", "single/#"), settings.single_rows),
+        "row_yielding": (frame("nearcast_rows", "few/#"), few),
     }
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(WARM_UP_ROUNDS + settings.repetitions):
+        for name, (source, rows) in variants.items():
+            rates[name].append(_rows_per_second(source, rows))
+    figures = {f"{name}_rows_per_second": statistics.median(found[WARM_UP_ROUNDS:]) for name, found in rates.items()}
     figures["times_row_yielding"] = figures["batch_rows_per_second"] / figures["row_yielding_rows_per_second"]
     return figures
 
@@ -227,7 +233,8 @@ def run(settings: Settings) -> dict[str, float]:
             try:
                 figures: dict[str, float] = {}
                 if settings.rows:
-                    _fill(url, settings.rows)
+                    _fill(url, "many", settings.rows)
+                    _fill(url, "few", min(settings.rows, FEW_ROWS))
                     _fill_singly(url, port, settings.single_rows)
                     figures |= measure_batch(spark, url, settings)
                 if settings.stream_seconds:
