@@ -149,7 +149,7 @@ class KeptTopics:
         log, self.log, self.keeper = self.log, None, None
         if files is not None:
             try:
-                if log is not None and log.segment_count:
+                if log is not None:
                     log.close()
                 files.close()
             except StorageUnavailable as error:

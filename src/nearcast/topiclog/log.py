@@ -144,6 +144,7 @@ class TopicLog:
 
         :class:`StorageUnavailable` says that a newer version wrote it; then nothing was touched.
         """
+        self._sequence = 0  # not open
         recovery = Recovery(self._catalog)
         recovery.run()
         self._drop_gathered()
@@ -167,6 +168,8 @@ class TopicLog:
 
         Whoever does not come to call this only opens more slowly. Raises :class:`StorageUnavailable`.
         """
+        if not self._sequence:  # opening it failed: nothing is touched
+            return
         active = self._catalog.segments[-1]
         if active.size and self._catalog.committed_position == self.written_position and not self._pieces:
             active.marks = list(self._latest_marks.values())

@@ -140,6 +140,8 @@ class Recovery:
             segment.has_index = True
             self._take_marks(tables.marks, True)
             return tables.parts()
+        if tables is not None:
+            self._is_shortened(segment, tables)
         found = scan(storage, segment.name, is_last=False)
         self._catalog.damage.extend(found.damage)
         # The damaged part stays in the file: it is nobody's way, and whoever wants to look finds it.
@@ -178,7 +180,7 @@ class Recovery:
         except StorageCorrupt as damage:
             self._catalog.damage.append(damage)
             return None
-        if tables.log_bytes > storage.size(segment.name):
+        if self._is_shortened(segment, tables):
             return None
         known = Scanned()
         known.runs.restore(runs)
@@ -187,6 +189,15 @@ class Recovery:
         known.marks = [(0, mark) for mark in tables.marks]
         known.repeated_marks = 0
         return known
+
+    def _is_shortened(self, segment: Segment, tables: indexes.Tables) -> bool:
+        """Whether a segment lost its end after its index was made, which a cut between two blocks does not show by itself."""
+        size = self._storage.size(segment.name)
+        missing = tables.log_bytes - size
+        if missing > 0:
+            reason = f"the last {missing} bytes, which were on disk once, are missing"
+            self._catalog.damage.append(StorageCorrupt(self._storage.path(segment.name), size, reason))
+        return missing > 0
 
     def _keep_aside(self, name: str, begin: int) -> None:
         """Keep what is cut off for whoever wants to look, but not all of a broker that crashes again and again."""

@@ -670,3 +670,43 @@ def test_an_index_that_vanishes_at_run_time_is_made_anew() -> None:
     assert {damage.path for damage in log.damage} == {storage.path(name) for name in indexes}
     assert run_jobs(log) == ["Seal"] * len(indexes)
     assert set(indexes) <= set(storage.files)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_segment_that_was_shortened_between_two_blocks_is_reported(closed: bool) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, segment_bytes=2_000)
+    sizes = []
+    for _ in range(3 if closed else 12):
+        publish(log, b"a", b"x" * 400)
+        commit(log)
+        sizes.append(log.committed_position & 0xFFFFFFFF)
+    run_jobs(log)
+    log.close()
+    del storage.files["0000000001.log"][sizes[1] :]
+    log = open_log(storage, segment_bytes=2_000)
+    damage = log.damage[0]
+    assert (damage.path, damage.offset, damage.torn) == (storage.path("0000000001.log"), sizes[1], False)
+    assert "are missing" in str(damage)
+    assert log.get(topic_of(log, b"a"), 2).payload == b"x" * 400
+    with pytest.raises(RecordUnavailable):
+        log.get(topic_of(log, b"a"), 3)
+
+
+def test_closing_a_log_that_could_not_be_opened_touches_nothing() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, segment_bytes=2_000)
+    log.append_mark(Mark(producer="query", batch=7))
+    for _ in range(8):
+        publish(log, b"a", b"x" * 400)
+        commit(log)
+    run_jobs(log)
+    newest = max(name for name in storage.files if name.endswith(".log"))
+    storage.files[newest] += blocks.encode(99, 0, 0, 0, 0, b"", b"", [])  # what only a newer version writes
+    before = {name: bytes(data) for name, data in storage.files.items()}
+    storage._views.clear()
+    log = TopicLog(storage, 2_000, 1_000)
+    with pytest.raises(StorageUnavailable, match="newer version"):
+        log.recover()
+    log.close()
+    assert {name: bytes(data) for name, data in storage.files.items()} == before
