@@ -382,7 +382,7 @@ class Staging:
         key = key_of(producer)
         attempts = [Attempt(key, content.batch, partition, attempt) for partition, attempt in pairs]
         topics = await self._in_thread(lambda: files.survey(attempts))
-        self._check_topics(topics)
+        await self._in_thread(lambda: self._check_topics(topics))
         decision = Decision(
             producer=producer,
             batch=content.batch,

@@ -32,10 +32,10 @@ _DECISION = re.compile(r"([0-9a-f]{32})\.(\d+)\.commit")
 
 READ_BYTES = 1_048_576
 
-ROW_BYTES = 32
-RUN_BYTES = 64
+ROW_BYTES = 64
+RUN_BYTES = 512
 """What a row, and a run of rows that share a topic, add to their payloads when a batch is cut into parts: rows without payload
-are work, too."""
+are work, too, and a topic that is new costs most (40 µs)."""
 
 
 _GIVE_UP = (

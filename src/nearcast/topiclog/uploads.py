@@ -9,6 +9,7 @@ The broker trusts none of it: :class:`UploadReader` checks every byte, whatever 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import sub
 from typing import Final
 
 from nearcast.errors import BatchRefused, RemoteProtocolError
@@ -122,12 +123,11 @@ class UploadReader:
         if topic is None or block.count == 0 or block.publisher_bytes:
             raise RemoteProtocolError(_MALFORMED, "rows of no topic, or none at all")
         ends = block.offsets().tolist()
-        last = largest = 0
-        for place in ends:
-            if place < last:
-                raise RemoteProtocolError(_MALFORMED, "rows whose payloads run backwards")
-            largest = max(largest, place - last)
-            last = place
+        # Without a loop of ours: this runs beside an event loop that waits for the interpreter meanwhile.
+        sizes = list(map(sub, ends[1:], ends))
+        if min(sizes) < 0:
+            raise RemoteProtocolError(_MALFORMED, "rows whose payloads run backwards")
+        last = ends[-1]
         if ends[0] or block.payloads_at + last > block.offset + block.length:
             raise RemoteProtocolError(_MALFORMED, "rows whose payloads lie outside their block")
         self.rows += block.count
@@ -136,4 +136,4 @@ class UploadReader:
             at = block.payloads_at
             data = bytes(block.data[at : at + last])
             found = [data[ends[place] : ends[place + 1]] for place in range(block.count)]
-        return Rows(topic, block.flags & (blocks.QOS_MASK | blocks.RETAIN), block.properties(), found, largest)
+        return Rows(topic, block.flags & (blocks.QOS_MASK | blocks.RETAIN), block.properties(), found, max(sizes))

@@ -432,7 +432,7 @@ def test_rows_without_payload_are_cut_into_parts_too(tmp_path: Path) -> None:
     found = [len(payload) for part in parts for run in part for payload in run.payloads]
     assert found == sizes
     for part in parts:
-        cost = sum(len(payload) + 32 for run in part for payload in run.payloads)
+        cost = sum(len(payload) + 64 for run in part for payload in run.payloads)
         assert cost <= 4_096 or sum(len(run.payloads) for run in part) == 1
     assert list(map(len, parts)) == list(map(len, files.parts(decision)))
 
