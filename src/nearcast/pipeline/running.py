@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -118,6 +118,9 @@ class _Work:
 
     def _run(self) -> None:
         try:
+            # Java's side of this thread knows no session, and writing a stream looks for data sources in that one.
+            jvm: Any = self._session._jvm
+            jvm.SparkSession.setActiveSession(self._session._jsparkSession)
             self.result = self._module.run(self._session, self._options, self._progress)
         except BaseException as error:  # noqa: BLE001  # the edge of the thread; the main one raises it
             # Told here, while there is a JVM that can be asked about it.
