@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from nearcast.errors import StorageCorrupt, StorageUnavailable
 from nearcast.topiclog.indexes import MappedRuns
-from nearcast.topiclog.runs import RunColumns
+from nearcast.topiclog.runs import Part, RunColumns
 from nearcast.topiclog.segments import Segment, index_name, scan
 from nearcast.topiclog.storage import Storage
 from nearcast.topiclog.topics import Topic
@@ -85,26 +85,42 @@ class Catalog:
         """A segment's runs, up to date."""
         runs = segment.runs
         if runs is None:
-            return self._map(segment)
-        runs.settle()
+            runs = self._map(segment)
+        try:
+            runs.settle()
+        except (StorageCorrupt, StorageUnavailable) as error:
+            return self._rebuild(segment, error)
         return runs
+
+    def part_of(self, segment: Segment, number: int) -> Part:
+        """What a segment has of a topic that is known to be there, perhaps without its postings: cheaper than all its runs."""
+        runs = segment.runs
+        if runs is None:
+            runs = self._map(segment)
+        return runs.need(number)
 
     def _map(self, segment: Segment) -> RunColumns:
         mapped = self._mapped
         while len(mapped) >= MAX_MAPPED:
             self.unmap(next(iter(mapped.values())))
-        name = index_name(segment.name)
         try:
-            segment.runs = MappedRuns(self.storage, name)
+            segment.runs = MappedRuns(self.storage, index_name(segment.name))
         except (StorageCorrupt, StorageUnavailable) as error:
-            self.report(error if isinstance(error, StorageCorrupt) else StorageCorrupt(self.storage.path(name), 0, str(error)))
-            found = scan(self.storage, segment.name, is_last=False)
-            segment.has_index = False  # made anew by the next job
-            found.runs.settle()
-            segment.runs = found.runs
-            return found.runs
+            return self._rebuild(segment, error)
         mapped[segment.sequence] = segment
         return segment.runs
+
+    def _rebuild(self, segment: Segment, error: StorageCorrupt | StorageUnavailable) -> RunColumns:
+        """The index file cannot be used: the runs are found in the segment, as when it had none."""
+        if not isinstance(error, StorageCorrupt):
+            error = StorageCorrupt(self.storage.path(index_name(segment.name)), 0, str(error))
+        self.report(error)
+        found = scan(self.storage, segment.name, is_last=False)
+        self._mapped.pop(segment.sequence, None)
+        segment.has_index = False  # made anew by the next job
+        found.runs.settle()
+        segment.runs = found.runs
+        return found.runs
 
     def bytes_at(self, segment: Segment, offset: i64, size: i64) -> tuple[memoryview, i64]:
         """Bytes of a segment, and where in them the asked for begin."""

@@ -155,17 +155,27 @@ def read_tables(storage: Storage, name: str) -> Tables:
 
 
 class MappedRuns(RunColumns):
-    """The runs of a sealed segment, in its index file."""
+    """The runs of a sealed segment, in its index file. The columns, which may be large, are there from :meth:`settle` on."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         super().__init__()
         tables = read_tables(storage, name)
-        path = storage.path(name)
         self.log_bytes = tables.log_bytes
+        self._storage = storage
+        self._name = name
+        self._tables = tables
+        self._is_settled = False
+        self._postings: Sequence[int] = array("I")
         self._rows = tables.rows
         self._names = tables.names
         self._topic_count = tables.topic_count
         self._numbers = _column(memoryview(tables.rows), self._topic_count * _ROW_BYTES, self._topic_count, "I")
+
+    def settle(self) -> None:
+        if self._is_settled:
+            return
+        storage, name, tables = self._storage, self._name, self._tables
+        path = storage.path(name)
         count = tables.run_count
         at = tables.columns_at
         end = at + count * (8 + 4 * (6 if tables.has_logical else 5))
@@ -183,6 +193,7 @@ class MappedRuns(RunColumns):
         self.counts = _column(data, at + 12 * count, count, "I")
         self._postings = _column(data, at + 16 * count, count, "I")
         self.logical = _column(data, at + 20 * count, count, "I") if tables.has_logical else self.offsets
+        self._is_settled = True
 
     def part(self, number: int) -> Part | None:
         row = bisect_left(self._numbers, number)

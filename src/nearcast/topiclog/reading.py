@@ -205,7 +205,7 @@ def index_at(catalog: Catalog, topic: Topic, time_us: int) -> int:
     high: i64 = len(topic.places)
     while low < high:
         middle = (low + high) // 2
-        if catalog.runs_of(topic.places[middle]).need(topic.number).last_time_us < time_us:
+        if catalog.part_of(topic.places[middle], topic.number).last_time_us < time_us:
             low = middle + 1
         else:
             high = middle

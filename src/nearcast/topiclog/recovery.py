@@ -177,6 +177,7 @@ class Recovery:
         try:
             tables = indexes.read_tables(storage, name)
             runs = indexes.MappedRuns(storage, name)
+            runs.settle()
         except StorageCorrupt as damage:
             self._catalog.damage.append(damage)
             return None

@@ -47,10 +47,10 @@ def advance(catalog: Catalog, topic: Topic, index: int) -> None:
     """Remove the records of a topic below ``index``, which may be all there are."""
     while topic.places:
         segment = topic.places[0]
-        runs = catalog.runs_of(segment)
-        part = runs.need(topic.number)
+        part = catalog.part_of(segment, topic.number)
         if part.next > index:
-            _advance_inside(catalog, topic, segment, runs, part, index)
+            runs = catalog.runs_of(segment)
+            _advance_inside(catalog, topic, segment, runs, runs.need(topic.number), index)
             break
         live = part.bytes - topic.dead_bytes
         topic.bytes -= live
@@ -61,7 +61,7 @@ def advance(catalog: Catalog, topic: Topic, index: int) -> None:
         topic.dead_runs = 0
         topic.dead_in_run = 0
         if topic.places:
-            topic.first_time_us = catalog.runs_of(topic.places[0]).need(topic.number).first_time_us
+            topic.first_time_us = catalog.part_of(topic.places[0], topic.number).first_time_us
     topic.first_index = max(topic.first_index, index)
     if topic.places and topic.first_index < topic.place_firsts[0]:
         topic.first_index = topic.place_firsts[0]  # damage had taken what lay between
@@ -108,12 +108,12 @@ def _index_by_bytes(catalog: Catalog, topic: Topic, excess: i64) -> int:
     dead = topic.dead_bytes
     run_dead = topic.dead_in_run
     for segment in topic.places:
-        runs = catalog.runs_of(segment)
-        part = runs.need(topic.number)
+        part = catalog.part_of(segment, topic.number)
         if part.bytes - dead <= excess:
             excess -= part.bytes - dead
         else:
-            postings = part.postings
+            runs = catalog.runs_of(segment)
+            postings = runs.need(topic.number).postings
             at = skip
             while at < len(postings) and runs.lengths[postings[at]] - run_dead <= excess:
                 excess -= runs.lengths[postings[at]] - run_dead

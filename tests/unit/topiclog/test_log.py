@@ -710,3 +710,31 @@ def test_closing_a_log_that_could_not_be_opened_touches_nothing() -> None:
         log.recover()
     log.close()
     assert {name: bytes(data) for name, data in storage.files.items()} == before
+
+
+def test_removing_whole_segments_of_a_topic_does_not_read_where_its_blocks_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, segment_bytes=2_000)
+    for _ in range(60):
+        publish(log, b"a", b"x" * 400)
+        publish(log, b"b", b"y" * 400)
+        commit(log)
+    run_jobs(log)
+    log = open_log(storage, segment_bytes=2_000)
+    viewed: list[str] = []
+    view = storage.view
+
+    def watched(name: str, size: int) -> memoryview:
+        viewed.append(name)
+        return view(name, size)
+
+    monkeypatch.setattr(storage, "view", watched)
+    log.delete(topic_of(log, b"a"))
+    commit(log)
+    assert [name for name in viewed if name.endswith(".index")] == []
+    topic = topic_of(log, b"b")
+    log.set_retention(topic, Retention(max_records=5))
+    log.collect(0)
+    assert topic.first_index == 56
+    assert len([name for name in viewed if name.endswith(".index")]) <= 2
+    assert payloads(log, b"b") == [b"y" * 400] * 5
