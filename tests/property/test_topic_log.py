@@ -1,7 +1,7 @@
 """The log against a dumb oracle: a list of records per topic, a list of all of them, and what was committed of it.
 
-A run appends, writes, commits, reads in every way, applies retention, runs jobs, loses power at any byte of what was not
-committed, cuts, and opens the log again, in random order.
+A run appends, writes, commits, reads in every way, applies retention, deletes topics, runs jobs, loses power at any byte of
+what was not committed, cuts, and opens the log again, in random order.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class Oracle:
         self.written_marks: dict[str, Mark] = {}
         self.gathered_marks: dict[str, Mark] = {}
         self.firsts = dict.fromkeys(NAMES, 1)
+        self.deleted: dict[bytes, int] = {}
+        """The next index of topics that were deleted, until they are forgotten."""
         self.time_us = 0
 
     def next_index(self, name: bytes) -> int:
         everything = [*self.committed, *(message for _, messages, _ in self.written for message in messages), *self.gathered]
-        return max((message[1] for message in everything if message[0] == name), default=0) + 1
+        return max((message[1] + 1 for message in everything if message[0] == name), default=self.deleted.get(name, 1))
 
     def commit(self, count: int) -> None:
         for _, messages, marks in self.written[:count]:
@@ -64,6 +66,10 @@ class Run:
         self.reopened = 0
 
     def topic(self, name: bytes) -> Topic:
+        if name not in self.log.topics:  # perhaps it was deleted, and is forgotten
+            assert not self.oracle.visible(name)
+            self.oracle.deleted.pop(name, None)
+            self.oracle.firsts[name] = 1
         topic = self.log.topic(name)
         assert topic is not None
         return topic
@@ -71,6 +77,7 @@ class Run:
     def step(self) -> None:
         actions = [self.append] * 6 + [self.group, self.write, self.write, self.commit, self.commit, self.check_reads]
         actions += [self.collect, self.finish, self.crash, self.reopen, self.cut, self.fail, self.retain, self.check_scan]
+        actions += [self.delete]
         self.random.choice(actions)()
 
     # --- writing ---
@@ -122,6 +129,17 @@ class Run:
         self.log.cut(written[keep - 1][0] if keep else self.log.committed_position)
         del written[keep:]
         self.oracle.gathered, self.oracle.gathered_marks = [], {}
+
+    def delete(self) -> None:
+        """A topic loses all records; while nothing else is on its way, which keeps the oracle dumb."""
+        name = self.random.choice(NAMES)
+        oracle = self.oracle
+        if oracle.visible(name) and not (oracle.gathered or oracle.gathered_marks or oracle.written):
+            topic = self.topic(name)
+            self.log.delete(topic)
+            self.log.commit(self.log.write())
+            oracle.committed = [message for message in oracle.committed if message[0] != name]
+            oracle.firsts[name] = oracle.deleted[name] = topic.next_index
 
     # --- the end of a process ---
 
@@ -182,8 +200,15 @@ class Run:
             self.log.set_retention(topic, before.get(name, Retention()))
             # What retention removed and no file forgot yet may come back; a reader may not see less than before.
             assert topic.first_index <= oracle.firsts[name] or not oracle.visible(name)
+            if topic.next_index >= oracle.deleted.get(name, 1):
+                assert topic.first_index >= oracle.deleted.get(name, 1), "what was deleted does not"
             oracle.firsts[name] = topic.first_index
-        oracle.firsts |= {name: 1 for name in NAMES if name not in self.log.topics}
+            if topic.first_index == topic.next_index:
+                oracle.deleted[name] = topic.next_index
+        for name in NAMES:
+            if name not in self.log.topics:
+                oracle.firsts[name] = 1
+                oracle.deleted.pop(name, None)
         return self.scanned()
 
     # --- retention ---
