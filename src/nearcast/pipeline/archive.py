@@ -151,6 +151,7 @@ class Filling:
         query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         self._archive.begin(str(query))
         if self._archive.is_in(number):
+            self._require_known(rows, number)
             return
         write_partitioned(rows, self._archive.work_directory(number), hourly=self._options.hourly)
         for gap in self._archive.add(number):
@@ -160,6 +161,19 @@ class Filling:
         if self._options.compact_every and self._since_compaction >= self._options.compact_every:
             self._since_compaction = 0
             self.saved += compact(self._archive, self._options, self._progress)
+
+    def _require_known(self, rows: DataFrame, number: int) -> None:
+        """A batch that is repeated is the same, unless the checkpoint lost it: Spark does not flush what it writes there, and
+        after a power cut makes another batch of the same number, which must not be passed over."""
+        from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+
+        known = self._archive.state.next_indexes if self._archive.state is not None else {}
+        for row in rows.groupBy("topic").agg(F.max("index").alias("last")).collect():
+            if row.last >= known.get(row.topic, 1):
+                raise PipelineError(
+                    f"the checkpoint in {self._archive.directory / CHECKPOINT} lost batch {number} (a power cut, or an older "
+                    f"copy): record {row.last} of {row.topic!r} would be left out. Begin a new archive in another directory"
+                )
 
 
 def describe(gap: Gap) -> str:

@@ -21,6 +21,9 @@ topic = "#"
 """
 """Every topic is kept."""
 
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""The compiler that starts fast: sessions of tests live for a minute or two, on few cores."""
+
 
 class LogBroker(NearcastBroker):
     """A broker that keeps all topics; ``bulk_url`` is where Spark reads them."""
@@ -44,9 +47,7 @@ def spark() -> Iterator[SparkSession]:
     """The session that all Spark tests share. They must not stop it, nor leave streaming queries or settings behind."""
     from nearcast.pipeline.session import build_session, stop_session
 
-    # The compiler that starts fast: the session lives for a minute or two, on few cores.
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    session = build_session("nearcast tests", master="local[2]", settings=quick)
+    session = build_session("nearcast tests", master="local[2]", settings=QUICK)
     yield session
     stop_session(session)
 

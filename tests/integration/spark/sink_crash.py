@@ -1,9 +1,9 @@
 """A driver that dies between the sink's commit and Spark's: run by test_sink.py in a process of its own.
 
-    python -m tests.integration.spark.sink_crash URL DIRECTORY KILL
+    python -m tests.integration.spark.sink_crash URL DIRECTORY
 
-Every task fails at its first attempt, after it has handed some rows in. With KILL the driver and its JVM are killed as soon as
-the broker has committed batch 1.
+Every task fails at its first attempt, after it has handed some rows in. The driver and its JVM are killed as soon as the
+broker has committed batch 1.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from nearcast.pipeline.session import build_session
 from nearcast.pipeline.sink import StreamSinkWriter
+from tests.integration.spark.conftest import QUICK
 
 
 class DeadlyWriter(StreamSinkWriter):
@@ -38,7 +40,7 @@ class DeadlyWriter(StreamSinkWriter):
         task = TaskContext.get()
         for batch in batches:
             yield batch
-            if task is not None and task.attemptNumber() == 0:
+            if self._driver and task is not None and task.attemptNumber() == 0:
                 raise RuntimeError("this attempt fails on purpose")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -60,8 +62,8 @@ class DeadlySource(DataSource):
         return DeadlyWriter({"url": options["url"], "topic": options["topic"]}, schema, overwrite, int(options["driver"]))
 
 
-def main(url: str, directory: Path, kill: bool) -> None:
-    spark = build_session("sink crash", master="local[2,3]")
+def run(spark: SparkSession, url: str, directory: Path, *, kill: bool) -> None:
+    """Publish the files of a directory, a micro-batch for each; without ``kill`` nothing happens to anybody."""
     spark.dataSource.register(DeadlySource)
     stream = spark.readStream.schema("payload string").option("maxFilesPerTrigger", 1).parquet(str(directory / "in"))
     query = (
@@ -75,8 +77,8 @@ def main(url: str, directory: Path, kill: bool) -> None:
         .start()
     )
     query.awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "kill")
+    session = build_session("sink crash", master="local[2,3]", settings=QUICK)
+    run(session, sys.argv[1], Path(sys.argv[2]), kill=True)

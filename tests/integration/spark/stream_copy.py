@@ -14,6 +14,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from nearcast.pipeline.session import build_session
+from tests.integration.spark.conftest import QUICK
 
 
 def copy(frame: DataFrame, batch: int, directory: Path) -> None:
@@ -48,4 +49,4 @@ def run(spark: SparkSession, url: str, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(build_session("stream copy", master="local[2]"), sys.argv[1], Path(sys.argv[2]))
+    run(build_session("stream copy", master="local[2]", settings=QUICK), sys.argv[1], Path(sys.argv[2]))

@@ -164,6 +164,13 @@ def test_filters_reach_the_broker(load: Callable[..., DataFrame], root: str) -> 
     """Three records are left of all: partitions of at most one row are three."""
     frame = load(rowsPerPartition="1").where(f"topic = '{root}/many' AND index BETWEEN 7 AND 9")
     assert frame.rdd.getNumPartitions() == 3
+    newest = load().where(f"topic = '{root}/many'").agg(F.max("time")).collect()[0][0]
+    late = load(rowsPerPartition="1").where(f"time > TIMESTAMP '{newest.isoformat(sep=' ')}' AND topic = '{root}/many'")
+    assert late.rdd.getNumPartitions() <= 1, "times are asked of the broker, to the microsecond"
+    assert late.collect() == []
+    early = load().where("time >= TIMESTAMP '0001-01-01' AND time < TIMESTAMP '9999-12-31' AND topic <=> NULL").count()
+    assert early == 0
+    assert load().where("time >= TIMESTAMP '0001-01-02' AND time < TIMESTAMP '9999-12-30'").count() == len(EVERYTHING)
 
 
 def test_many_topics_are_few_tasks(spark: SparkSession, log_broker: LogBroker) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,8 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.pipeline.offsets import describe
 from tests.integration.broker.running import wait_for
+from tests.integration.spark import stream_copy
 from tests.integration.spark.conftest import LogBroker
-from tests.integration.spark.stream_copy import read_copies
 
 pytestmark = pytest.mark.integration
 
@@ -179,35 +178,50 @@ def test_python_workers_are_killed(spark: SparkSession, log_broker: LogBroker, r
     assert stream.rows == expected(x=200)
 
 
-def test_the_driver_is_killed(log_broker: LogBroker, tmp_path: Path) -> None:
-    """With its JVM and all that belongs to it, in the middle of a batch; the next driver goes on from the checkpoint."""
+def test_a_password_is_in_no_checkpoint_plan_or_progress(
+    spark: SparkSession, log_broker: LogBroker, root: str, tmp_path: Path
+) -> None:
+    secret = "s3cr3t-of-a-stream"
+    url = log_broker.bulk_url.replace("://", f"://someone:{secret}@")
+    publish(log_broker, f"{root}/a", 1, 5)
+    frame = spark.readStream.format("nearcast").options(url=url, password=secret, startingOffsets="earliest").load(f"{root}/a")
+    writer = frame.writeStream.format("nearcast").options(url=url, password=secret, checkpointLocation=str(tmp_path))
+    query = writer.trigger(availableNow=True).start(f"{root}/copy")
+    query.awaitTermination()
+    java: Any = query._jsq
+    shown = [str(query.lastProgress), java.explainInternal(True), java.lastProgress().json(), str(java.status())]
+    shown += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    failing = spark.readStream.format("nearcast").options(url="nearcast://someone:" + secret + "@127.0.0.1:9").load("a")
+    broken = failing.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "other")).start()
+    with pytest.raises(StreamingQueryException, match="nothing listens there") as caught:
+        broken.awaitTermination()
+    shown += [str(caught.value), str(broken.exception())]
+    assert len(shown) > 8
+    assert [text for text in shown if secret in text] == []
+
+
+def test_the_driver_is_killed(spark: SparkSession, log_broker: LogBroker, tmp_path: Path) -> None:
+    """In the middle of a batch; its JVM and all that belongs to it ends, and the next driver goes on from the checkpoint."""
     publish(log_broker, "copied/x", 1, 400)
     publish(log_broker, "copied/y", 1, 100)
     output = tmp_path / "output"
     command = [sys.executable, "-m", "tests.integration.spark.stream_copy", log_broker.bulk_url, str(tmp_path)]
     log = tmp_path / "driver.log"
-
-    @contextlib.contextmanager
-    def driver() -> Iterator[subprocess.Popen[bytes]]:
-        """One that is killed at the end, with its JVM and all Python workers, if it has not ended."""
-        with log.open("ab") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                family = psutil.Process(process.pid).children(recursive=True)
-                os.killpg(process.pid, signal.SIGKILL)
-                for member in family:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        member.kill()
-            process.wait()
-
-    with driver() as first:
-        wait_for("two batches", lambda: len(list(output.glob("*.json"))) >= 2 or first.poll() is not None, PATIENCE_SECONDS)
+    with log.open("ab") as file:
+        driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    try:
+        wait_for("two batches", lambda: len(list(output.glob("*.json"))) >= 2 or driver.poll() is not None, PATIENCE_SECONDS)
+    finally:
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+        driver.wait()
+        _, alive = psutil.wait_procs(family, timeout=60)
+        for member in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+    assert not alive, "the JVM and its workers notice that nobody is there"
     before = len(list(output.glob("*.json")))
     assert 2 <= before < 10, f"killed too late: {log.read_text()}"
-    with driver() as second:
-        assert second.wait(PATIENCE_SECONDS) == 0, log.read_text()
-    rows = [(topic.rpartition("/")[2], index, payload) for topic, index, payload in read_copies(output)]
+    stream_copy.run(spark, log_broker.bulk_url, tmp_path)
+    rows = [(topic.rpartition("/")[2], index, payload) for topic, index, payload in stream_copy.read_copies(output)]
     assert sorted(rows) == expected(x=400, y=100)
