@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from nearcast.broker.topic_files import TopicFiles
 from nearcast.broker.topic_keeping import Run
 from nearcast.config import BrokerConfig, Listener, Observability, Persistence, Retention, TopicLogSettings, TopicRule
 from nearcast.errors import BatchRefused, LocalProtocolError, RequestRefused, StorageUnavailable
-from nearcast.mqtt.packets import Connect, Subscribe, SubscriptionRequest
+from nearcast.mqtt.packets import Connect, Properties, Publish, Subscribe, SubscriptionRequest
 from nearcast.topiclog.marks import Mark
 from tests.unit.broker.fakes import attach, feed, in_loop
 
@@ -160,6 +161,35 @@ async def test_retention_and_deletion(tmp_path: Path) -> None:
     again = broker_on(tmp_path)
     await again.start()
     assert (kept(again, "extra/1"), kept(again, "d/long")) == ([], [b"x"])
+    await again.stop()
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@in_loop
+async def test_a_journal_that_was_removed_costs_the_log_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: bool
+) -> None:
+    broker = broker_on(tmp_path)
+    await broker.start()
+    publisher, _ = attach(broker)
+    feed(
+        publisher,
+        Connect("p", properties=Properties(session_expiry_interval=60)),
+        Publish("d/a", b"once", qos=2, packet_id=1),
+        Publish("d/a", b"at least", qos=1, packet_id=2),
+    )
+    await broker.topics.committed()
+    publisher.connection_lost(None)
+    await broker.stop()
+    if removed:
+        for journal in tmp_path.glob("journal-*"):
+            journal.unlink()
+    with caplog.at_level(logging.ERROR, "nearcast.broker"):
+        again = broker_on(tmp_path)
+        await again.start()
+    assert kept(again, "d/a") == [b"once", b"at least"]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == (["topic log and journal do not fit together"] if removed else [])
     await again.stop()
 
 
