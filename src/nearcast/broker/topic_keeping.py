@@ -364,6 +364,8 @@ class KeptTopics:
         return {
             "topic_log_topics": (self.topic_count, "Topics in the log."),
             "topic_log_rules": (len(self.rules.rules), "Rules that say which topics are kept."),
+            "topic_log_segments": (keeper.log.segment_count, "Files of the log."),
+            "topic_log_disk_bytes": (keeper.log.disk_bytes, "Their size, without index files."),
             "topic_log_uncommitted": (int(waiting), "Whether records wait for the disk."),
             "topic_log_waiting": (len(self._waiting), "Requests on the bulk port that wait for the disk."),
         }

@@ -164,6 +164,11 @@ async def test_retention_and_deletion(tmp_path: Path) -> None:
     await again.stop()
 
 
+def remove_journal(directory: Path) -> None:
+    for journal in directory.glob("journal-*"):
+        journal.unlink()
+
+
 @pytest.mark.parametrize("removed", [False, True])
 @in_loop
 async def test_a_journal_that_was_removed_costs_the_log_nothing(
@@ -182,8 +187,7 @@ async def test_a_journal_that_was_removed_costs_the_log_nothing(
     publisher.connection_lost(None)
     await broker.stop()
     if removed:
-        for journal in tmp_path.glob("journal-*"):
-            journal.unlink()
+        remove_journal(tmp_path)
     with caplog.at_level(logging.ERROR, "nearcast.broker"):
         again = broker_on(tmp_path)
         await again.start()
@@ -290,6 +294,8 @@ async def test_figures(tmp_path: Path) -> None:
     assert gauges == {
         "topic_log_topics": 1,
         "topic_log_rules": 3,
+        "topic_log_segments": 1,
+        "topic_log_disk_bytes": (tmp_path / "topics" / "0000000001.log").stat().st_size,
         "topic_log_uncommitted": 0,
         "topic_log_waiting": 0,
     }
