@@ -125,6 +125,7 @@ class Staging:
         self.staged_bytes = sum(size for size, _ in self._held.values())
         for name in [name for name in self._requests.log.marks if name.startswith(PREFIX)]:
             self._remember(name)
+        self._forget_committed()
         for decision in sorted(self._files.decisions(), key=lambda found: found.batch):
             self._carry_out(decision)
         self._sweep()
@@ -463,6 +464,13 @@ class Staging:
         """What was handed in for a batch, or for those before it, is of no use any more."""
         key = key_of(producer)
         self._forget([each for each in self._held if each.key == key and each.batch <= batch])
+
+    def _forget_committed(self) -> None:
+        """The last run of the broker may have ended before it removed everything that was in the log by then."""
+        if self._held:
+            marks = self._requests.log.marks
+            done = {key_of(name): mark.batch if mark.final else mark.batch - 1 for name, mark in marks.items()}
+            self._forget([each for each in self._held if each.batch <= done.get(each.key, -1)])
 
     def _abort(self, producer: str, batch: int) -> None:
         stuck = self._stuck.get(producer)

@@ -190,9 +190,9 @@ class Stage(Message, frozen=True, tag="stage"):
     and times mean nothing), and at last :class:`StageEnd`. Another upload of the same attempt takes the place of the first."""
 
     producer: str
-    batch: Number
-    partition: Number
-    attempt: Number
+    batch: int
+    partition: int
+    attempt: int
 
 
 class StageEnd(Message, frozen=True, tag="staged"):
@@ -204,7 +204,7 @@ class CommitBatch(Message, frozen=True, tag="commit"):
     is done now, 0 when this batch or a later one of the producer had been committed before."""
 
     producer: str
-    batch: Number
+    batch: int
     attempts: list[tuple[Number, Number]]
 
 
@@ -212,7 +212,7 @@ class AbortBatch(Message, frozen=True, tag="abort"):
     """Forget what was handed in for a batch, unless it was committed; answered by :class:`Done`."""
 
     producer: str
-    batch: Number
+    batch: int
 
 
 class LastBatch(Message, frozen=True, tag="last"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -105,10 +106,12 @@ class Steps:
         self.directory = directory
         self.target = target
         self.names: list[str] = []
+        self.still = threading.Lock()
 
     def __call__(self, name: str) -> None:
-        shutil.copytree(self.directory, self.target / f"{len(self.names):03d}-{name}")
-        self.names.append(name)
+        with self.still:
+            shutil.copytree(self.directory, self.target / f"{len(self.names):03d}-{name}")
+            self.names.append(name)
 
 
 class WatchedFiles(StagingFiles):
@@ -130,7 +133,8 @@ class WatchedFiles(StagingFiles):
 
     def remove(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
-            super().remove([attempt])
+            with self.step.still:  # in another thread than the step that is being looked at
+                super().remove([attempt])
 
 
 def watch(found: Broker, step: Steps) -> None:
@@ -353,6 +357,20 @@ async def test_rows_that_make_no_sense(tmp_path: Path, piece: bytes) -> None:
         assert "makes no sense" in refused.message
         assert await client.answer(2, wire.LastBatch("query")) == wire.Done(-1)
         await until_staged(found, 0)
+
+
+@in_loop
+async def test_what_a_broker_had_no_time_to_remove_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    place = tmp_path / "data" / "topics" / "staging"
+    async with broker(tmp_path / "data") as found:
+        for batch in range(3):
+            await asyncio.to_thread(hand_in, url(found), batch, [0])
+        shutil.copytree(place, tmp_path / "copy")
+        assert await asyncio.to_thread(commit, url(found), 1, [0])
+    shutil.copytree(tmp_path / "copy", place, dirs_exist_ok=True)
+    async with broker(tmp_path / "data") as found:
+        await until_staged(found, 1)
+        assert [name.split(".")[1] for name in staged(tmp_path / "data")] == ["2"]
 
 
 @in_loop
