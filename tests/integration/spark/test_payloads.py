@@ -80,7 +80,8 @@ def test_corrupt_payloads_are_kept_with_the_reason_dropped_or_fail_the_query(spa
     dropped = payloads.from_json(mixed, "n int", mode="drop").sort("index").collect()
     assert [(row["index"], row.n) for row in dropped] == [(0, 1), (2, None), (4, None)]
     with pytest.raises(PythonException, match=r"corrupt json payload of topic 't' index 1: Expected `int \| null`"):
-        payloads.from_json(mixed, "n int", mode="fail").collect()
+        # In one task: of two, either could be the first to fail.
+        payloads.from_json(mixed.coalesce(1), "n int", mode="fail").collect()
 
 
 def test_a_payload_may_be_one_value_and_go_into_one_column(spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -117,11 +118,17 @@ def test_a_stream_publishes_each_row_once_across_runs_and_repeated_batches(
     stream(spark, log_broker, tmp_path, "sink/stream")
     expected = Counter(str(number) for number in range(300))
     assert Counter(payloads(log_broker, "sink/stream")) == expected
-    # What a driver leaves that was killed after the sink's commit and before Spark's own: Spark repeats the batch.
+    # What a driver leaves that was killed after the sink's commit and before Spark's own: Spark repeats the batch. And what
+    # one leaves that was killed before the sink's commit, when its batch had more partitions than it has this time.
     (tmp_path / "checkpoint" / "commits" / "2").unlink()
+    query = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
+    with BlockingTopics(log_broker.bulk_url) as topics:
+        for partition in range(4):
+            topics.stage(f"spark-query/{query}", 3, partition, 0, [("sink/stream", b"of a dead driver", None)])
+    numbers(spark, 10).coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
     stream(spark, log_broker, tmp_path, "sink/stream")
     assert (tmp_path / "checkpoint" / "commits" / "2").exists(), "the batch was repeated"
-    assert Counter(payloads(log_broker, "sink/stream")) == expected
+    assert Counter(payloads(log_broker, "sink/stream")) == expected + Counter(str(number) for number in range(10))
 
 
 def test_a_broker_killed_again_and_again_loses_and_doubles_nothing(
