@@ -70,7 +70,6 @@ def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -
     folders = [record(tmp_path / name / "events", "load").parent for name in ("one", "two")]
     found = find_inputs(folders)
     assert [run.name for run in found.runs] == ["one/load", "two/load"]
-    assert found.renamed
     assert [run.name for run in find_inputs([folders[0], folders[0] / "events"]).runs] == ["load"], "named twice, read once"
 
 

@@ -7,32 +7,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearcast.errors import StorageUnavailable
 from nearcast.pipeline.evaluation.inputs import Inputs, find_inputs, strategies
-from nearcast.pipeline.evaluation.passes import Links, Passes, Wanted
+from nearcast.pipeline.evaluation.passes import FINAL, Links, Passes, Wanted, write
 from nearcast.pipeline.evaluation.places import Bound, all_bounds
-from nearcast.pipeline.evaluation.tables import Tables
+from nearcast.pipeline.evaluation.tables import SPANNING, Tables, read
 from nearcast.pipeline.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-ROWS_PER_PARTITION = 1_500_000
-"""Of a shuffle, so that a sort fits in memory."""
-
-BROADCAST = "64m"
-"""Tables of keys up to this size (as files) are handed to every task instead of shuffling events to them."""
-
-INTERPRETED_ROWS = 200_000
-"""Up to so many events, compiling the queries takes longer than running them uncompiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +57,9 @@ class Evaluation:
     """What came of it: DataFrames by name, read from files in ``directory``; :meth:`close` removes those nobody asked to
     keep."""
 
-    def __init__(self, inputs: Inputs, passes: Passes, options: EvaluationOptions, directory: Path, *, keep: bool) -> None:
+    def __init__(
+        self, spark: SparkSession, inputs: Inputs, passes: Passes, options: EvaluationOptions, directory: Path, *, keep: bool
+    ) -> None:
         self.inputs = inputs
         self.options = options
         self.passes = passes
@@ -74,15 +67,30 @@ class Evaluation:
         self.strategies = strategies(inputs.runs, options.strategies)
         self._keep = keep
         made = Tables(passes, self.strategies)
-        self.tables: dict[str, DataFrame] = {
-            name: self._written(name, table) for name, table in {"runs": made.runs(), **made.all}.items()
-        }
-        self.notes = [*inputs.notes, *passes.notes]
+        self.small: dict[str, Any] = made.all
+        """The tables that span topics, as Arrow tables."""
+        for name, table in self.small.items():
+            write(directory / f"{name}.parquet", 0, table)
+        self._spark = spark
+        self.notes = [*inputs.notes, *passes.notes, *made.notes]
 
-    def _written(self, name: str, table: DataFrame) -> DataFrame:
-        path = f"file://{self.directory.absolute() / name}.parquet"
-        table.write.mode("overwrite").parquet(path)
-        return table.sparkSession.read.schema(table.schema).option("__globPaths__", "false").parquet(path)
+    @cached_property
+    def tables(self) -> dict[str, DataFrame]:
+        """All tables, by name."""
+        return {name: self._read(name) for name in (*self.small, *FINAL)}
+
+    def _read(self, name: str) -> DataFrame:
+        from pyarrow import parquet
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        path = self.directory.absolute() / f"{name}.parquet"
+        schema = from_arrow_schema(parquet.read_schema(next(path.glob("part-*.parquet"))))
+        # The directory's name is taken as it is, brackets and stars included.
+        return self._spark.read.schema(schema).option("__globPaths__", "false").parquet(f"file://{path}")
+
+    def parts(self, name: str) -> Iterator[Any]:
+        """A table of any size, one Arrow table after the other."""
+        return map(read, self.passes.files(name))
 
     def close(self) -> None:
         """Remove the tables, unless ``out`` was named for them."""
@@ -131,37 +139,15 @@ def evaluate(
     except OSError as error:
         raise StorageUnavailable(str(directory), f"cannot be written: {error.strerror}; name another with --out") from error
     try:
-        with _settings(spark, inputs.rows):
-            passes = Passes(spark, inputs, wanted, work, progress)
-            progress.step("making tables")
-            return Evaluation(inputs, passes, options, directory, keep=out is not None)
+        for name in (*FINAL, *SPANNING):
+            # Of an earlier evaluation; it may have had more parts.
+            shutil.rmtree(directory / f"{name}.parquet", ignore_errors=True)
+        passes = Passes(spark, inputs, wanted, directory, work, progress)
+        progress.step("adding up")
+        return Evaluation(spark, inputs, passes, options, directory, keep=out is not None)
     except BaseException:
         if out is None:
             shutil.rmtree(directory, ignore_errors=True)
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _settings(spark: SparkSession, rows: int) -> Iterator[None]:
-    """More partitions for more events, and for few of them no planning that costs more than it saves; what the session had
-    comes back."""
-    partitions = min(2_000, -(-rows // ROWS_PER_PARTITION))
-    wanted = {"spark.sql.shuffle.partitions": str(partitions), "spark.sql.autoBroadcastJoinThreshold": BROADCAST}
-    if rows <= INTERPRETED_ROWS:
-        wanted |= {
-            "spark.sql.shuffle.partitions": "1",
-            "spark.sql.adaptive.enabled": "false",
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        }
-    before = {key: spark.conf.get(key) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is not None:
-                spark.conf.set(key, old)

@@ -1,21 +1,16 @@
-"""Topic filters inside Spark: which of many filters match which of many topics, without trying every pair.
+"""Topic filters by the many: which of them match a topic, without trying each.
 
 Filters with their wildcards in the same places have the same *shape*; there are few shapes. For each, a topic has one key (its
-levels where the shape has no wildcard), and filters match by an ordinary join on shape and key (MQTT 5.0, section 4.7).
+levels where the shape has no wildcard), and filters are looked up by it (MQTT 5.0, section 4.7).
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from collections.abc import Iterable
 
 from nearcast.errors import ConfigError
 from nearcast.mqtt.topics import filter_fault
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 MAX_LEVELS = 200
 _LITERAL = "="
@@ -38,29 +33,28 @@ def pattern(topic_filter: str) -> str:
     return f"(?s)^{guard}{text}\\z"
 
 
-def match(filters: DataFrame, topics: DataFrame) -> DataFrame:
-    """Pairs of ``run, filter`` and ``run, topic`` that match, as ``run, filter, topic``."""
-    shaped = filters.select("run", "filter").distinct().select("*", *_shape_and_key(F.col("filter")))
-    shapes = shaped.select("shape").distinct()
-    candidates = (
-        topics.select("run", "topic")
-        .distinct()
-        .crossJoin(F.broadcast(shapes))
-        .select("run", "topic", "shape", F.split("topic", "/", -1).alias("t"), F.split("shape", "/", -1).alias("s"))
-        .where(
-            F.when(F.col("shape").endswith("#"), F.size("t") >= F.size("s") - 1).otherwise(F.size("t") == F.size("s"))
-            & ~(F.col("topic").startswith("$") & F.substring("shape", 1, 1).isin("+", "#"))
-        )
-        .select("run", "topic", "shape", F.expr(_TOPIC_KEY).alias("key"))
-    )
-    return shaped.join(candidates, ["run", "shape", "key"]).select("run", "filter", "topic")
+class FilterIndex:
+    """Which of many filters match a topic."""
 
+    def __init__(self, filters: Iterable[str]) -> None:
+        self._shapes: dict[tuple[str, ...], dict[str, str]] = {}
+        for topic_filter in filters:
+            levels = topic_filter.split("/")
+            shape = tuple(level if level in ("+", "#") else _LITERAL for level in levels)
+            key = "/".join(level for level in levels if level not in ("+", "#"))
+            self._shapes.setdefault(shape, {})[key] = topic_filter
 
-_TOPIC_KEY = f"array_join(filter(transform(s, (l, i) -> if(l = '{_LITERAL}', t[i], null)), l -> l is not null), '/')"
-
-
-def _shape_and_key(topic_filter: Column) -> tuple[Column, Column]:
-    levels = F.split(topic_filter, "/", -1)
-    shape = F.array_join(F.transform(levels, lambda level: F.when(level.isin("+", "#"), level).otherwise(_LITERAL)), "/")
-    key = F.array_join(F.filter(levels, lambda level: ~level.isin("+", "#")), "/")
-    return shape.alias("shape"), key.alias("key")
+    def matching(self, topic: str) -> list[str]:
+        """The filters that match it."""
+        levels = topic.split("/")
+        found = []
+        for shape, filters in self._shapes.items():
+            rest = shape[-1] == "#"
+            if len(levels) != len(shape) and not (rest and len(levels) >= len(shape) - 1):
+                continue
+            if topic.startswith("$") and shape[0] in ("+", "#"):
+                continue
+            key = "/".join(level for level, place in zip(levels, shape, strict=False) if place == _LITERAL)
+            if key in filters:
+                found.append(filters[key])
+        return found

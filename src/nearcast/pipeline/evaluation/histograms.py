@@ -8,15 +8,10 @@ a microsecond. Smallest, largest and mean are exact, and no percentile lies outs
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.window import Window
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import Column, DataFrame
+import numpy as np
+import numpy.typing as npt
 
 RELATIVE_ERROR = 0.005
 GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
@@ -26,59 +21,56 @@ PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p9
 BELOW_ZERO = -1
 """The bucket of deliveries before they were sent: clocks that disagree."""
 
+NO_BUCKET = -2
+"""Of deliveries that are no sample: they count for sums alone."""
+
+BUCKETS = 4_096
+"""More than there are: the largest latency that 64 bits hold is in bucket 3,683."""
+
 _LOG_GROWTH = math.log(GROWTH)
 
-
-def bucket(latency_ns: Column) -> Column:
-    """The number of a latency's bucket; null for null."""
-    grown = F.floor(F.log(latency_ns / F.lit(float(LOWEST_NS))) / F.lit(_LOG_GROWTH)).cast("int") + 1
-    return F.when(latency_ns < 0, BELOW_ZERO).when(latency_ns < LOWEST_NS, 0).otherwise(grown)
+Numbers = npt.NDArray[Any]
 
 
-def lower_ms(number: Column) -> Column:
-    """Where a bucket begins, in milliseconds."""
-    return F.when(number <= 0, 0.0).otherwise(F.pow(F.lit(GROWTH), number - 1) * (LOWEST_NS / 1e6))
+def bucket(latency_ns: Numbers) -> Numbers:
+    """The numbers of latencies' buckets."""
+    grown = np.floor(np.log(np.maximum(latency_ns, LOWEST_NS) / LOWEST_NS) / _LOG_GROWTH).astype(np.int32) + 1
+    return np.where(latency_ns < 0, BELOW_ZERO, np.where(latency_ns < LOWEST_NS, 0, grown))
 
 
-def middle_ms(number: Column) -> Column:
-    """What a bucket's latencies are told as; null for those below zero, which the group's smallest stands for."""
-    return (
-        F.when(number == BELOW_ZERO, F.lit(None))
-        .when(number == 0, LOWEST_NS / 2e6)
-        .otherwise(lower_ms(number) * (2 * GROWTH / (1 + GROWTH)))
-    )
+def lower_ms(number: Numbers) -> Numbers:
+    """Where buckets begin, in milliseconds."""
+    return np.where(number <= 0, 0.0, GROWTH ** (np.maximum(number, 1) - 1.0) * (LOWEST_NS / 1e6))
 
 
-def distribution(cells: DataFrame, keys: Sequence[str], sums: Sequence[str] = ()) -> DataFrame:
-    """Count, mean, percentiles and extremes of each group, from ``bucket, samples, latency_ms, min_ns, max_ns``; ``sums``
-    names further columns to add up. Cells without a bucket count for ``sums`` alone."""
-    merged = cells.groupBy(*keys, "bucket").agg(
-        F.sum("samples").alias("samples"),
-        F.sum("latency_ms").alias("latency_ms"),
-        F.min("min_ns").alias("min_ns"),
-        F.max("max_ns").alias("max_ns"),
-        *(F.sum(name).alias(name) for name in sums),
-    )
-    group = Window.partitionBy(*keys)
-    ranked = merged.select(
-        "*",
-        F.sum("samples").over(group.orderBy("bucket").rowsBetween(Window.unboundedPreceding, 0)).alias("_rank"),
-        F.sum("samples").over(group).alias("_all"),
-    )
-    smallest, largest = F.min("min_ns") / 1e6, F.max("max_ns") / 1e6
-    quantiles = []
+def middle_ms(number: Numbers) -> Numbers:
+    """What a bucket's latencies are told as."""
+    return np.where(number <= 0, LOWEST_NS / 2e6, lower_ms(number) * (2 * GROWTH / (1 + GROWTH)))
+
+
+def distributions(group: Numbers, groups: int, cells: dict[str, Numbers]) -> dict[str, Numbers]:
+    """Count, mean, percentiles and extremes of each group from cells of ``bucket, samples, latency_ms, min_ns, max_ns``; NaN
+    for groups without samples. A group may have several cells of one bucket."""
+    order = np.lexsort((cells["bucket"], group))
+    order = order[cells["samples"][order] > 0]
+    group, number, samples = group[order], cells["bucket"][order], cells["samples"][order]
+    total = np.bincount(group, samples, groups).astype(np.int64)
+    some = total > 0
+    upto = np.cumsum(samples)
+    base = np.cumsum(total) - total
+    smallest, largest = np.full(groups, np.inf), np.full(groups, -np.inf)
+    np.minimum.at(smallest, group, cells["min_ns"][order] / 1e6)
+    np.maximum.at(largest, group, cells["max_ns"][order] / 1e6)
+    smallest[~some] = largest[~some] = np.nan
+    latency_ms = np.bincount(group, cells["latency_ms"][order], groups)
+    found: dict[str, Numbers] = {"samples": total, "mean_ms": np.full(groups, np.nan), "min_ms": smallest}
+    found["mean_ms"][some] = latency_ms[some] / total[some]
     for name, share in PERCENTILES.items():
         # A hair less, so that 0.9 of 10 is 9 and not, by the last bit of a double, 10.
-        reached = (F.col("samples") > 0) & (F.col("_rank") >= F.ceil(F.col("_all") * share - 1e-9))
-        at = F.min(F.when(reached, F.col("bucket")))
-        quantiles.append(
-            F.when(at == BELOW_ZERO, smallest).otherwise(F.greatest(F.least(middle_ms(at), largest), smallest)).alias(name)
-        )
-    return ranked.groupBy(*keys).agg(
-        F.sum("samples").alias("samples"),
-        (F.sum("latency_ms") / F.sum("samples")).alias("mean_ms"),
-        smallest.alias("min_ms"),
-        *quantiles,
-        largest.alias("max_ms"),
-        *(F.sum(name).alias(name) for name in sums),
-    )
+        rank = base[some] + np.maximum(1, np.ceil(total[some] * share - 1e-9)).astype(np.int64)
+        at = number[np.searchsorted(upto, rank)]
+        told = np.clip(middle_ms(at), smallest[some], largest[some])
+        values = np.full(groups, np.nan)
+        values[some] = np.where(at == BELOW_ZERO, smallest[some], told)
+        found[name] = values
+    return found | {"max_ms": largest}

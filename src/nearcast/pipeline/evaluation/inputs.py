@@ -49,8 +49,12 @@ class RecordedRun:
     """Its name in its events."""
 
     files: tuple[Path, ...]
-    rows: int
+    file_rows: tuple[int, ...]
     folder: Folder | None
+
+    @property
+    def rows(self) -> int:
+        return sum(self.file_rows)
 
     @property
     def part(self) -> str:
@@ -68,11 +72,6 @@ class Inputs:
     @property
     def rows(self) -> int:
         return sum(run.rows for run in self.runs)
-
-    @property
-    def renamed(self) -> bool:
-        """Whether names of runs are not those in their events."""
-        return any(run.name != run.recorded for run in self.runs)
 
 
 def find_inputs(paths: Sequence[str | Path], *, skip_damaged: bool = False) -> Inputs:
@@ -153,7 +152,9 @@ def _runs(found: dict[tuple[Path, str], list[Recorded]]) -> Iterator[RecordedRun
             number += 1
             name = f"{root.name}-{number}/{recorded}"
         used.add(name)
-        yield RecordedRun(name, recorded, tuple(part.path for part in parts), sum(part.rows for part in parts), folders[root])
+        yield RecordedRun(
+            name, recorded, tuple(part.path for part in parts), tuple(part.rows for part in parts), folders[root]
+        )
 
 
 # -- folders ---------------------------------------------------------------------------------------------------------------

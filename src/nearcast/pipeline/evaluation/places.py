@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearcast.errors import ConfigError
+from nearcast.mqtt.topics import matches
 from nearcast.pipeline.evaluation.filters import pattern
 from nearcast.pipeline.evaluation.inputs import RecordedRun
 from nearcast.scenario.events import Move
@@ -47,6 +48,10 @@ class Bound:
 
     def __post_init__(self) -> None:
         pattern(self.filter)
+
+    def holds(self, run: str, topic: str) -> bool:
+        """Whether it is one for this topic."""
+        return self.run in (None, run) and matches(self.filter, topic)
 
     @classmethod
     def parse(cls, text: str) -> Bound:

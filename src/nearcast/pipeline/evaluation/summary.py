@@ -1,22 +1,22 @@
 """The figures of an evaluation that fit on a page: what ``summary.json`` holds, ``--json`` prints and the report draws.
 
-Only what is bounded leaves Spark: a row for each run, broker and piece of time, and the worst of the rest.
+Only what is bounded is in it: a row for each run, broker and piece of time, and the worst of the rest.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.window import Window
+import numpy as np
 
 from nearcast import __version__
 from nearcast.pipeline.evaluation.histograms import RELATIVE_ERROR
+from nearcast.pipeline.evaluation.judging import CAUSES
+from nearcast.pipeline.evaluation.tables import worst
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from nearcast.pipeline.evaluation.evaluation import Evaluation
 
 WORST = 15
@@ -32,8 +32,8 @@ LATE_TO_SEND_WORTH_SAYING = 0.01
 
 def summarise(evaluation: Evaluation) -> dict[str, Any]:
     """Plain values, ready for JSON."""
-    tables = evaluation.tables
-    runs = _rows(tables["runs"].orderBy("run"))
+    small = evaluation.small
+    runs = _rows(small["runs"])
     notes = [*evaluation.notes, *_notes(evaluation, runs)]
     passes = evaluation.passes
     bounds = [
@@ -50,26 +50,30 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
         "bucket_s": passes.slot_ns / 1e9,
         "notes": notes,
         "runs": [run | _identity(evaluation, run["run"]) for run in runs],
-        "histogram": _rows(tables["histogram"].orderBy("run", "bucket")),
-        "timeline": _rows(_first(tables["timeline"], "at_s", MAX_SLOTS).orderBy("run", "at_s")),
-        "worst_topics": _rows(_worst(tables["topics"], F.coalesce("violation_ratio", F.lit(0.0)), F.col("p99_ms"))),
-        "site_pairs": _rows(_first(tables["site_pairs"], "publisher_site", MAX_PAIRS)) if "site_pairs" in tables else [],
-        "longest_episodes": _rows(_worst(tables["episodes"], F.col("duration_ms"))),
-        "most_losses": _rows(
-            _worst(tables["flows"].where(F.col("lost") > 0), F.col("lost")).select(
-                "run", "publisher", "subscriber", "topic", "expected", "lost", *_causes(tables["flows"])
-            )
-        ),
-        "brokers": _rows(_first(tables["brokers"], "broker", MAX_BROKERS).orderBy("run", "broker")),
-        "longest_outages": _rows(_worst(tables["downtime"], F.col("downtime_ms"))),
-        "downtime_distribution": _shares(tables["downtime"], "downtime_ms"),
-        "until_delivery_distribution": _shares(tables["downtime"], "until_delivery_ms"),
-        "refusals": _rows(_worst(tables["refusals"], F.col("events"))),
+        "histogram": _rows(small["histogram"]),
+        "timeline": _first(small["timeline"], MAX_SLOTS),
+        "worst_topics": _plains(worst(map(_ranked, evaluation.parts("topics")), ["violation_ratio", "p99_ms"], WORST)),
+        "site_pairs": _first(small["site_pairs"], MAX_PAIRS) if "site_pairs" in small else [],
+        "longest_episodes": _plains(worst(evaluation.parts("episodes"), ["duration_ms"], WORST)),
+        "most_losses": _plains(worst(map(_lossy, evaluation.parts("flows")), ["lost"], WORST)),
+        "brokers": _first(small["brokers"], MAX_BROKERS),
+        "longest_outages": _plains(worst(iter([small["downtime"]]), ["downtime_ms"], WORST)),
+        "downtime_distribution": _shares(small["downtime"], "downtime_ms"),
+        "until_delivery_distribution": _shares(small["downtime"], "until_delivery_ms"),
+        "refusals": _plains(worst(iter([small["refusals"]]), ["events"], WORST)),
     }
 
 
-def _causes(flows: DataFrame) -> list[str]:
-    return [name for name in flows.columns if name.startswith("lost_")]
+def _lossy(flows: Any) -> Any:
+    """The flows with losses."""
+    names = ["run", "publisher", "subscriber", "topic", "expected", "lost", *(f"lost_{cause}" for cause in CAUSES)]
+    return flows.select(names).filter(np.asarray(flows["lost"]) > 0)
+
+
+def _ranked(topics: Any) -> Any:
+    """A topic without a bound violates none."""
+    place = topics.column_names.index("violation_ratio")
+    return topics.set_column(place, "violation_ratio", topics["violation_ratio"].fill_null(0.0))
 
 
 def _identity(evaluation: Evaluation, name: str) -> dict[str, Any]:
@@ -81,12 +85,16 @@ def _identity(evaluation: Evaluation, name: str) -> dict[str, Any]:
                 "recorded_as": run.recorded,
                 "events": run.rows,
                 "files": len(run.files),
-                "links": evaluation.passes.links.get(name, ""),
+                "links": _links(evaluation).get(name, ""),
                 "folder": None if folder is None else str(folder.path),
                 "command": "" if folder is None else folder.command,
                 "scenario": None if folder is None or folder.scenario is None else folder.scenario.name,
             }
     return {}
+
+
+def _links(evaluation: Evaluation) -> dict[str, str]:
+    return {run.name: "linked" if run.linked else "separate" for run in evaluation.passes.runs}
 
 
 def _notes(evaluation: Evaluation, runs: list[dict[str, Any]]) -> list[str]:
@@ -110,39 +118,42 @@ def _notes(evaluation: Evaluation, runs: list[dict[str, Any]]) -> list[str]:
             found.append(f"{name}: {run['late_to_send']:,} of {run['published']:,} messages were sent 10 ms late or later")
         if run["min_ms"] is not None and run["min_ms"] < 0:
             found.append(f"{name}: messages arrived up to {-run['min_ms']:.3f} ms before they were sent: clocks disagree")
-        if evaluation.passes.links.get(name) == "separate" and evaluation.options.links == "auto" and run["expected"]:
+        if _links(evaluation).get(name) == "separate" and evaluation.options.links == "auto" and run["expected"]:
             found.append(
                 f"{name}: no message went from one broker to another: only subscribers at the publisher's are expected"
             )
     return found
 
 
-def _worst(table: DataFrame, *by: Any) -> DataFrame:
-    order = Window.partitionBy("run").orderBy(*(each.desc_nulls_last() for each in by))
-    return (
-        table.withColumn("_place", F.row_number().over(order))
-        .where(F.col("_place") <= WORST)
-        .orderBy("run", "_place")
-        .drop("_place")
-    )
+def _first(table: Any, rows: int) -> list[dict[str, Any]]:
+    """The first rows of each run."""
+    seen: Counter[str] = Counter()
+    found = []
+    for row in table.to_pylist():
+        seen[row["run"]] += 1
+        if seen[row["run"]] <= rows:
+            found.append(row)
+    return _plains(found)
 
 
-def _first(table: DataFrame, by: str, rows: int) -> DataFrame:
-    order = Window.partitionBy("run").orderBy(by)
-    return table.withColumn("_place", F.row_number().over(order)).where(F.col("_place") <= rows).drop("_place")
-
-
-def _shares(table: DataFrame, column: str) -> list[dict[str, Any]]:
+def _shares(table: Any, column: str) -> list[dict[str, Any]]:
     """A distribution as the values at 101 shares."""
-    steps = F.array(*(F.lit(step / 100) for step in range(101)))
-    found = table.where(F.col(column).isNotNull()).groupBy("run").agg(F.percentile(column, steps).alias("values"))
+    values: dict[str, list[float]] = defaultdict(list)
+    for row in table.select(["run", column]).to_pylist():
+        if row[column] is not None:
+            values[row["run"]].append(row[column])
     return [
-        {"run": row.run, "values_ms": [_plain(value) for value in row["values"]]} for row in found.orderBy("run").collect()
+        {"run": run, "values_ms": [_plain(float(value)) for value in np.percentile(each, range(101))]}
+        for run, each in sorted(values.items())
     ]
 
 
-def _rows(table: DataFrame) -> list[dict[str, Any]]:
-    return [{key: _plain(value) for key, value in row.asDict().items()} for row in table.collect()]
+def _rows(table: Any) -> list[dict[str, Any]]:
+    return _plains(table.to_pylist())
+
+
+def _plains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: _plain(value) for key, value in row.items()} for row in rows]
 
 
 def _plain(value: Any) -> Any:

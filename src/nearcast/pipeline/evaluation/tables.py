@@ -1,405 +1,366 @@
-"""The tables of an evaluation, made from what the passes left behind. Each is a DataFrame; docs/guides/evaluating.md lists
-them."""
+"""The tables of an evaluation that span topics, added up from what the parts left behind. docs/guides/evaluating.md lists
+them.
+
+They have a row for each run, piece of time, bucket, pair of sites, broker or outage, so they are made here, in Arrow; those of
+flows, topics, episodes and losses are made by the parts and only looked through.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.window import Window
+import numpy as np
 
-from nearcast.pipeline.evaluation import brokers, keys
-from nearcast.pipeline.evaluation.deliveries import BY_EPISODE, BY_SITES, BY_TIME, BY_TOPIC
-from nearcast.pipeline.evaluation.histograms import GROWTH, PERCENTILES, distribution, lower_ms
+from nearcast.errors import PipelineError
+from nearcast.pipeline.evaluation.histograms import GROWTH, NO_BUCKET, PERCENTILES, distributions, lower_ms
+from nearcast.pipeline.evaluation.judging import SITE_LIMIT, Numbers, combined, count, factors, optional, total
+from nearcast.recording.schema import arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import Column, DataFrame
+    from pathlib import Path
 
     from nearcast.pipeline.evaluation.passes import Passes
 
 LATENCY = ("samples", "mean_ms", "min_ms", *PERCENTILES, "max_ms")
-CAUSES = ("away", "unacknowledged", "qos_0", "unexplained")
+SPANNING = ("runs", "timeline", "histogram", "site_pairs", "brokers", "downtime", "refusals")
+_COUNTS = ("deliveries", "late", "duplicates", "out_of_order", "bytes")
 
 
-def _zero(name: str) -> Column:
-    return F.coalesce(F.col(name), F.lit(0)).alias(name)
+def read(path: Path, columns: list[str] | None = None) -> Any:
+    """A file of a table."""
+    from pyarrow import parquet
 
-
-def _share(part: Column, whole: Column) -> Column:
-    return F.when(whole > 0, part / whole)
+    return parquet.ParquetFile(path).read(columns=columns)
 
 
 class Tables:
-    """All of them by name, in :attr:`all`."""
+    """All that span topics, by name, in :attr:`all`; ``notes`` qualify them."""
 
     def __init__(self, passes: Passes, strategies: Mapping[str, str]) -> None:
         self._passes = passes
-        spark = passes.runs.sparkSession
-        labels = spark.createDataFrame(list(strategies.items()), "run string, strategy string")
-        self._runs = F.broadcast(passes.runs.join(labels, "run", "left").select("*").orderBy("run_code"))
-        self._names = F.broadcast(passes.runs.select("run_code", "run"))
-        self.flows = passes.keep("flows", self._flows())
-        self.episodes = passes.keep("episodes", self._episodes())
-        self.all: dict[str, DataFrame] = {
-            "flows": self.flows,
-            "topics": self._topics(),
-            "timeline": self._timeline(),
-            "histogram": self._histogram(),
-            "episodes": self.episodes,
-            "losses": self._losses(),
-            "brokers": self._brokers(),
-            "downtime": passes.downtime.join(F.broadcast(labels), "run", "left"),
+        self._names = [run.name for run in passes.runs]
+        self._strategies = [strategies.get(name, "") for name in self._names]
+        self.notes: list[str] = []
+        self._sums = self._added("sums", ["run_code"])
+        self._check()
+        time = self._added("time", ["run_code", "slot", "bucket"])
+        brokers, downtime = self._brokers(), self._downtime()
+        self.all: dict[str, Any] = {
+            "runs": self._runs(time, brokers, downtime),
+            "timeline": self._timeline(time),
+            "histogram": self._histogram(time),
+            "brokers": brokers,
+            "downtime": downtime,
             "refusals": self._refusals(),
         }
         if passes.site_names:
             self.all["site_pairs"] = self._site_pairs()
 
-    def _flows(self) -> DataFrame:
-        """What each subscriber got of each stream, and what it should have got."""
-        sums = ("deliveries", "samples", "late", "duplicates", "out_of_order", "retained", "bytes", "got", "got_late")
-        came = (
-            self._passes.cells.where(F.col("part") == BY_EPISODE)
-            .groupBy("flow")
-            .agg(
-                *(F.sum(name).alias(name) for name in sums),
-                (F.sum("latency_ms") / F.sum("samples")).alias("mean_ms"),
-                (F.max("max_ns") / 1e6).alias("max_ms"),
-            )
-        )
-        lost = self._passes.lost.groupBy("flow").agg(
-            F.count("*").alias("lost"), *(F.count_if(F.col("cause") == cause).alias(f"lost_{cause}") for cause in CAUSES)
-        )
-        names = ["run", "publisher", "subscriber", "stream", "topic"]
-        got = (
-            self._passes.census.where(F.col("kind") == "delivered")
-            .select(*names)
-            .distinct()
-            .withColumn("flow", keys.flow_key())
-            .join(came, "flow")
-        )
-        wanted = self._passes.flows.select("flow", *(F.col(name).alias(f"_{name}") for name in names), "expected")
-        bounds = self._passes.topics.select(F.col("run"), F.col("topic"), (F.col("bound_ns") / 1e6).alias("bound_ms"))
-        losses = [_zero(name) for name in ("lost", *(f"lost_{cause}" for cause in CAUSES))]
-        return (
-            got.join(wanted, "flow", "full")
-            .select(
-                "flow",
-                *(F.coalesce(name, f"_{name}").alias(name) for name in names),
-                F.col("expected").isNotNull().alias("entitled"),
-                _zero("expected"),
-                *(_zero(name) for name in sums),
-                "mean_ms",
-                "max_ms",
-            )
-            .join(lost, "flow", "left")
-            .select(*names, "flow", "entitled", "expected", *sums, *losses, "mean_ms", "max_ms")
-            .join(bounds, ["run", "topic"], "left")
-            .withColumn(
-                "violations", F.when(F.col("bound_ms").isNotNull() & F.col("entitled"), F.col("got_late") + F.col("lost"))
-            )
-            .withColumn("bounded", F.when(F.col("violations").isNotNull(), F.col("expected")))
-        )
+    def _added(self, name: str, keys: list[str]) -> dict[str, Numbers]:
+        """The sums of all parts added up by ``keys``; part by part, for there may be many."""
+        found: Any = None
+        for path in self._passes.files(name):
+            part = read(path)
+            if "mixed" in part.column_names:
+                part = part.drop_columns(["mixed"])
+            found = part if found is None else _add(arrow().concat_tables([found, part]), keys)
+        found = _add(found, keys)
+        return {
+            column: found[column].fill_null(NO_BUCKET if column == "bucket" else 0).to_numpy() for column in found.column_names
+        }
 
-    def _episodes(self) -> DataFrame:
-        """Each time that a flow was above its bound without a break."""
-        names = ["run", "publisher", "subscriber", "stream", "topic"]
-        starts = F.broadcast(self._passes.runs.select("run", "start_ns"))
-        return (
-            self._passes.cells.where((F.col("part") == BY_EPISODE) & F.col("episode").isNotNull())
-            .select("flow", "late", "due_ns", "last_ns", (F.col("max_ns") / 1e6).alias("worst_ms"))
-            .join(self.flows.select("flow", *names, "bound_ms"), "flow")
-            .join(starts, "run")
-            .select(
-                *names,
-                "bound_ms",
-                F.col("due_ns").alias("begin_ns"),
-                F.col("last_ns").alias("end_ns"),
-                ((F.col("due_ns") - F.col("start_ns")) / 1e9).alias("begin_s"),
-                ((F.col("last_ns") - F.col("due_ns")) / 1e6).alias("duration_ms"),
-                F.col("late").alias("messages"),
-                "worst_ms",
-            )
-        )
-
-    def _topics(self) -> DataFrame:
-        cells = self._passes.cells.where(F.col("part") == BY_TOPIC)
-        latency = distribution(cells, ["topic_key"])
-        flows = self.flows.groupBy("run", "topic").agg(
-            *(
-                F.sum(name).alias(name)
-                for name in (
-                    "expected",
-                    "deliveries",
-                    "late",
-                    "lost",
-                    "duplicates",
-                    "out_of_order",
-                    "retained",
-                    "bytes",
-                    "violations",
-                    "bounded",
+    def _check(self) -> None:
+        for path in self._passes.files("sums"):
+            for run, publisher in enumerate(read(path, ["mixed"])["mixed"].to_pylist()):
+                if publisher is not None:
+                    raise PipelineError(
+                        f"the run {self._names[run]} holds more messages of {publisher} than it has numbers for: events of "
+                        "two runs with one name are mixed; keep each in a folder of its own and name both"
+                    )
+        for run, incomplete in zip(self._sums["run_code"].tolist(), self._sums["incomplete"].tolist(), strict=True):
+            if incomplete:
+                self.notes.append(
+                    f"{self._names[run]}: {incomplete:,} events lack what their kind has to have; they are left out"
                 )
-            )
-        )
-        published = (
-            self._passes.census.where(F.col("kind") == "published")
-            .groupBy("run", "topic")
-            .agg(F.sum("messages").alias("published"))
-        )
-        episodes = self.episodes.groupBy("run", "topic").agg(
-            F.count("*").alias("episodes"),
-            F.sum("duration_ms").alias("violation_ms"),
-            F.max("duration_ms").alias("longest_ms"),
-        )
-        counts = ("expected", "deliveries", "lost", "duplicates", "out_of_order", "retained", "bytes", "late")
-        return (
-            self._passes.topics.join(published, ["run", "topic"], "left")
-            .join(flows, ["run", "topic"], "left")
-            .join(latency, "topic_key", "left")
-            .join(episodes, ["run", "topic"], "left")
-            .select(
-                "run",
-                "topic",
-                (F.col("bound_ns") / 1e6).alias("bound_ms"),
-                _zero("published"),
-                *(_zero(name) for name in counts),
-                *LATENCY,
-                "violations",
-                _share(F.col("violations"), F.col("bounded")).alias("violation_ratio"),
-                _zero("episodes"),
-                _zero("violation_ms"),
-                _zero("longest_ms"),
-            )
-        )
 
-    def _site_pairs(self) -> DataFrame:
-        spark = self._passes.runs.sparkSession
-        sites = spark.createDataFrame(list(enumerate(self._passes.site_names)), "code int, site string")
-        cells = self._passes.cells.where((F.col("part") == BY_SITES) & F.col("pair").isNotNull())
-        found = distribution(cells, ["run_code", "pair"], ["deliveries", "late", "duplicates", "out_of_order", "bytes"])
-        return (
-            found.withColumns({"_from": F.expr("pair div 65536").cast("int"), "_to": (F.col("pair") % 65_536).cast("int")})
-            .join(F.broadcast(sites.toDF("_from", "publisher_site")), "_from")
-            .join(F.broadcast(sites.toDF("_to", "subscriber_site")), "_to")
-            .join(self._names, "run_code")
-            .select(
-                "run",
-                "publisher_site",
-                "subscriber_site",
-                "deliveries",
-                *LATENCY,
-                "late",
-                "duplicates",
-                "out_of_order",
-                "bytes",
-            )
-        )
+    def _column(self, run: Numbers) -> Any:
+        return arrow().array(self._names, arrow().string()).take(arrow().array(run))
 
-    def _timeline(self) -> DataFrame:
+    # -- by time and place -------------------------------------------------------------------------------------------------
+
+    def _timeline(self, time: dict[str, Numbers]) -> Any:
         """Pieces of time since the run's first message: deliveries by when they came, messages by when they were sent."""
-        cells = self._passes.cells.where(F.col("part") == BY_TIME)
-        came = distribution(cells, ["run_code", "slot"], ["deliveries", "late", "duplicates", "out_of_order", "bytes"])
-        sent = self._passes.published.where(F.col("slot").isNotNull()).select(
-            "run_code", "slot", "published", F.col("bytes").alias("published_bytes")
-        )
-        starts = F.broadcast(self._passes.runs.select("run", "run_code", "start_ns"))
-        lost = (
-            self._passes.lost.join(starts, "run")
-            .select(
-                "run_code", F.expr(f"greatest(0, (sent_ns - start_ns) div {self._passes.slot_ns})").cast("int").alias("slot")
-            )
-            .groupBy("run_code", "slot")
-            .agg(F.count("*").alias("lost"))
-        )
+        order = np.lexsort((time["slot"], time["run_code"]))
+        group, example, groups = factors(combined(time["run_code"][order], time["slot"][order]))
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = group
+        example = order[example]
         seconds = self._passes.slot_ns / 1e9
-        both = came.withColumnRenamed("bytes", "delivered_bytes").join(sent, ["run_code", "slot"], "full")
-        counts = (
-            "published",
-            "published_bytes",
-            "deliveries",
-            "delivered_bytes",
-            "late",
-            "lost",
-            "duplicates",
-            "out_of_order",
-        )
-        return (
-            both.join(lost, ["run_code", "slot"], "full")
-            .join(self._names, "run_code")
-            .select(
-                "run",
-                (F.col("slot") * seconds).alias("at_s"),
-                F.lit(seconds).alias("seconds"),
-                *(_zero(name) for name in counts),
-                *(
-                    (F.coalesce(F.col(name), F.lit(0)) / seconds).alias(f"{name}_per_s")
+        told = {"bytes": "delivered_bytes"}
+        sums = {
+            told.get(name, name): total(back, groups, time[name])
+            for name in ("published", "published_bytes", "deliveries", "bytes", "late", "lost", "duplicates", "out_of_order")
+        }
+        return arrow().table(
+            {
+                "run": self._column(time["run_code"][example]),
+                "at_s": time["slot"][example] * seconds,
+                "seconds": np.full(groups, seconds),
+                **sums,
+                **{
+                    f"{name}_per_s": sums[name] / seconds
                     for name in ("published", "published_bytes", "deliveries", "delivered_bytes")
-                ),
-                *LATENCY,
-            )
+                },
+                **_told(distributions(back, groups, time)),
+            }
         )
 
-    def _histogram(self) -> DataFrame:
+    def _histogram(self, time: dict[str, Numbers]) -> Any:
         """All latencies of each run by bucket, and the share of all up to its end."""
-        cells = self._passes.cells.where((F.col("part") == BY_TIME) & F.col("bucket").isNotNull())
-        merged = cells.groupBy("run_code", "bucket").agg(F.sum("samples").alias("samples"))
-        order = Window.partitionBy("run_code").orderBy("bucket")
-        upto = F.sum("samples").over(order.rowsBetween(Window.unboundedPreceding, 0))
-        total = F.sum("samples").over(Window.partitionBy("run_code"))
-        low = lower_ms(F.col("bucket"))
-        return (
-            merged.select(
-                "run_code",
-                "bucket",
-                low.alias("from_ms"),
-                F.when(F.col("bucket") < 0, 0.0).when(F.col("bucket") == 0, 0.001).otherwise(low * GROWTH).alias("to_ms"),
-                "samples",
-                (upto / total).alias("share"),
-            )
-            .join(self._names, "run_code")
-            .select("run", "bucket", "from_ms", "to_ms", "samples", "share")
+        some = np.flatnonzero((time["bucket"] != NO_BUCKET) & (time["samples"] > 0))
+        run, number, samples = time["run_code"][some], time["bucket"][some], time["samples"][some]
+        keys, group = np.unique(run * 8_192 + number + 1, return_inverse=True)
+        samples = total(group, len(keys), samples)
+        run, number = keys // 8_192, keys % 8_192 - 1
+        upto = np.cumsum(samples)
+        totals = np.bincount(run, samples, len(self._names))
+        before = np.cumsum(totals) - totals
+        low = lower_ms(number)
+        return arrow().table(
+            {
+                "run": self._column(run),
+                "bucket": number.astype(np.int32),
+                "from_ms": low,
+                "to_ms": np.where(number < 0, 0.0, np.where(number == 0, 0.001, low * GROWTH)),
+                "samples": samples,
+                "share": (upto - before[run]) / totals[run],
+            }
         )
 
-    def _losses(self) -> DataFrame:
-        return self._passes.lost.drop("flow")
+    def _site_pairs(self) -> Any:
+        cells = self._added("sites", ["run_code", "pair", "bucket"])
+        group, example, groups = factors(combined(cells["run_code"], cells["pair"]))
+        pair = cells["pair"][example]
+        sites = arrow().array(self._passes.site_names, arrow().string())
+        sums = {name: total(group, groups, cells[name]) for name in _COUNTS}
+        table = arrow().table(
+            {
+                "run": self._column(cells["run_code"][example]),
+                "publisher_site": sites.take(arrow().array(pair // SITE_LIMIT)),
+                "subscriber_site": sites.take(arrow().array(pair % SITE_LIMIT)),
+                "deliveries": sums.pop("deliveries"),
+                **_told(distributions(group, groups, cells)),
+                **sums,
+            }
+        )
+        return table.sort_by([(name, "ascending") for name in ("run", "publisher_site", "subscriber_site")])
 
-    def _brokers(self) -> DataFrame:
-        columns = ("carried_messages", "carried_bytes", "excess_messages", "excess_bytes")
-        traffic = ("published_messages", "published_bytes", "delivered_messages", "delivered_bytes")
-        return (
-            brokers.traffic(self._passes.census)
-            .join(self._passes.carried, ["run", "broker"], "full")
-            .join(self._runs.select("run", "strategy"), "run", "left")
-            .select(
-                "run",
-                "strategy",
-                "broker",
-                *(_zero(name) for name in (*traffic, *columns)),
-                _share(F.col("excess_bytes"), F.col("carried_bytes")).alias("excess_share"),
-            )
+    # -- brokers, outages, refusals ----------------------------------------------------------------------------------------
+
+    def _brokers(self) -> Any:
+        parts = arrow().concat_tables([read(path) for path in self._passes.files("brokers")])
+        found = _add(parts, ["run_code", "broker"]).sort_by([("run_code", "ascending"), ("broker", "ascending")])
+        run = found["run_code"].to_numpy()
+        carried, excess = found["carried_bytes"].to_numpy(), found["excess_bytes"].to_numpy()
+        columns = {name: found[name] for name in found.column_names if name not in ("run_code", "broker")}
+        return arrow().table(
+            {
+                "run": self._column(run),
+                "strategy": arrow().array(self._strategies, arrow().string()).take(arrow().array(run)),
+                "broker": found["broker"],
+                **columns,
+                "excess_share": optional(excess / np.maximum(carried, 1), carried > 0),
+            }
         )
 
-    def _refusals(self) -> DataFrame:
-        refused = self._passes.census.where(F.col("kind").isin("refused", "skipped"))
-        in_vain = self._passes.connections.where(F.col("kind") == "unconnected")
-        return (
-            refused.groupBy("run", "kind", "reason")
-            .agg(F.sum("messages").alias("events"))
-            .unionByName(in_vain.groupBy("run", "kind", "reason").agg(F.count("*").alias("events")))
-        )
-
-    def runs(self) -> DataFrame:
-        """One row for each run."""
-        passes = self._passes
-        counts = passes.census.groupBy("run").agg(
-            *(
-                F.sum(F.when(F.col("kind") == kind, F.col("messages")).otherwise(0)).alias(kind)
-                for kind in ("published", "acknowledged", "refused", "skipped", "delivered")
-            ),
-            F.sum(F.when(F.col("kind") == "published", F.col("bytes")).otherwise(0)).alias("published_bytes"),
-            F.sum(F.when(F.col("kind") == "delivered", F.col("bytes")).otherwise(0)).alias("delivered_bytes"),
-            F.sum(F.when(F.col("kind") == "published", F.col("late_to_send")).otherwise(0)).alias("late_to_send"),
-        )
-        latency = distribution(passes.cells.where(F.col("part") == BY_TIME), ["run_code"])
-        flows = self.flows.groupBy("run").agg(
-            F.count("*").alias("flows"),
-            F.countDistinct("topic").alias("topics"),
-            F.countDistinct("publisher").alias("publishers"),
-            F.countDistinct("subscriber").alias("subscribers"),
-            *(
-                F.sum(name).alias(name)
-                for name in (
-                    "expected",
-                    "got",
-                    "late",
-                    "lost",
-                    *(f"lost_{cause}" for cause in CAUSES),
-                    "duplicates",
-                    "out_of_order",
-                    "retained",
-                    "violations",
-                    "bounded",
+    def _downtime(self) -> Any:
+        """The outages with the first delivery after each, in milliseconds from losing the connection."""
+        heard: dict[tuple[int, int], int] = {}
+        for path in self._passes.files("heard"):
+            for row in read(path).to_pylist():
+                key = (row["run_code"], row["outage"])
+                heard[key] = min(row["first_ns"], heard.get(key, row["first_ns"]))
+        rows = []
+        for code, run in enumerate(self._passes.runs):
+            for number, outage in enumerate(run.clients.outages):
+                first_ns = heard.get((code, number))
+                before, after = outage.broker_before, outage.broker_after
+                back_ns = run.end_ns if outage.back_ns is None else outage.back_ns
+                rows.append(
+                    {
+                        "run": run.name,
+                        "client": outage.client,
+                        "broker_before": before,
+                        "broker_after": after,
+                        "moved": None if before is None or after is None else before != after,
+                        "reason": outage.reason,
+                        "failed_attempts": outage.failed_attempts,
+                        "gone_ns": outage.gone_ns,
+                        "back_ns": outage.back_ns,
+                        "subscribed_ns": outage.subscribed_ns,
+                        "first_delivery_ns": first_ns,
+                        "came_back": outage.back_ns is not None,
+                        "downtime_ms": (back_ns - outage.gone_ns) / 1e6,
+                        "until_subscribed_ms": _since(outage.gone_ns, outage.subscribed_ns),
+                        "until_delivery_ms": _since(outage.gone_ns, first_ns),
+                        "strategy": self._strategies[code],
+                    }
                 )
-            ),
-            F.sum(F.when(~F.col("entitled"), F.col("deliveries")).otherwise(0)).alias("unexpected"),
-        )
-        episodes = self.episodes.groupBy("run").agg(
-            F.count("*").alias("episodes"),
-            F.sum("duration_ms").alias("violation_ms"),
-            F.max("duration_ms").alias("longest_violation_ms"),
-            F.percentile("duration_ms", 0.5).alias("median_violation_ms"),
-        )
-        away = passes.downtime.groupBy("run").agg(
-            F.count("*").alias("outages"),
-            F.count_if(~F.col("came_back")).alias("never_back"),
-            F.count_if(F.coalesce("moved", F.lit(False))).alias("moves"),
-            F.sum("downtime_ms").alias("downtime_ms"),
-            F.percentile("downtime_ms", F.array(F.lit(0.5), F.lit(0.9), F.lit(1.0))).alias("_downtime"),
-            F.percentile("until_delivery_ms", F.array(F.lit(0.5), F.lit(0.9), F.lit(1.0))).alias("_delivery"),
-        )
-        carried = passes.carried.groupBy("run").agg(
-            *(F.sum(name).alias(name) for name in ("carried_messages", "carried_bytes", "excess_messages", "excess_bytes"))
-        )
-        joined = self._runs
-        for table in (counts, flows, episodes, away, carried):
-            joined = joined.join(table, "run", "left")
-        joined = joined.join(latency, "run_code", "left")
-        quantiles = [
-            F.col(column)[position].alias(f"{name}_{label}_ms")
-            for column, name in (("_downtime", "downtime"), ("_delivery", "until_delivery"))
-            for position, label in enumerate(("p50", "p90", "max"))
-        ]
-        zero = (
-            "published",
-            "acknowledged",
-            "refused",
-            "skipped",
-            "delivered",
-            "published_bytes",
-            "delivered_bytes",
-            "late_to_send",
-            "flows",
-            "topics",
-            "publishers",
-            "subscribers",
-            "expected",
-            "got",
-            "late",
-            "lost",
-            "lost_away",
-            "lost_unacknowledged",
-            "lost_qos_0",
-            "lost_unexplained",
-            "duplicates",
-            "out_of_order",
-            "retained",
-            "unexpected",
-            "episodes",
-            "violation_ms",
-            "outages",
-            "never_back",
-            "moves",
-            "downtime_ms",
-            "carried_messages",
-            "carried_bytes",
-            "excess_messages",
-            "excess_bytes",
-        )
-        return joined.select(
-            "run",
-            "strategy",
-            "start_ns",
-            "end_ns",
-            ((F.col("end_ns") - F.col("start_ns")) / 1e9).alias("duration_s"),
-            *(_zero(name) for name in zero),
-            _share(F.col("lost"), F.col("expected")).alias("loss_ratio"),
-            *LATENCY,
-            "violations",
-            _share(F.col("violations"), F.col("bounded")).alias("violation_ratio"),
-            "median_violation_ms",
-            "longest_violation_ms",
-            *quantiles,
-            _share(F.col("excess_bytes"), F.col("carried_bytes")).alias("excess_share"),
-        )
+        return arrow().Table.from_pylist(rows, schema=_schema(_DOWNTIME))
+
+    def _refusals(self) -> Any:
+        found: dict[tuple[str, str, str | None], int] = {}
+        for path in self._passes.files("refusals"):
+            for row in read(path).to_pylist():
+                key = (self._names[row["run_code"]], row["kind"], row["reason"])
+                found[key] = found.get(key, 0) + row["events"]
+        for run in self._passes.runs:
+            for reason, events in run.clients.unconnected.items():
+                found[run.name, "unconnected", reason] = events
+        rows = [{"run": run, "kind": kind, "reason": reason, "events": n} for (run, kind, reason), n in found.items()]
+        return arrow().Table.from_pylist(rows, schema=_schema({"run": "s", "kind": "s", "reason": "s", "events": "i"}))
+
+    # -- runs --------------------------------------------------------------------------------------------------------------
+
+    def _runs(self, time: dict[str, Numbers], brokers: Any, downtime: Any) -> Any:
+        """One row for each run."""
+        runs = len(self._names)
+        sums = {name: np.zeros(runs, dtype=np.int64) for name in self._sums}
+        for name, values in self._sums.items():
+            sums[name][self._sums["run_code"]] = values
+        distinct = self._distinct()
+        found: dict[str, Any] = {
+            "run": self._column(np.arange(runs)),
+            "strategy": arrow().array(self._strategies, arrow().string()),
+            "start_ns": np.array([run.start_ns for run in self._passes.runs], dtype=np.int64),
+            "end_ns": np.array([run.end_ns for run in self._passes.runs], dtype=np.int64),
+            "duration_s": np.array([(run.end_ns - run.start_ns) / 1e9 for run in self._passes.runs]),
+            **{name: sums[name] for name in _RUN_SUMS},
+            **distinct,
+            **self._episodes(),
+            **self._outages(downtime),
+        }
+        for name in ("carried_messages", "carried_bytes", "excess_messages", "excess_bytes"):
+            by_run = dict.fromkeys(self._names, 0)
+            for run, value in zip(brokers["run"].to_pylist(), brokers[name].to_pylist(), strict=True):
+                by_run[run] += value
+            found[name] = np.array(list(by_run.values()), dtype=np.int64)
+        judged = sums["judged"] > 0
+        carried = found["carried_bytes"]
+        found |= {
+            "loss_ratio": optional(sums["lost"] / np.maximum(sums["expected"], 1), sums["expected"] > 0),
+            **_told(distributions(time["run_code"], runs, time)),
+            "violations": optional(sums["violations"], judged),
+            "violation_ratio": optional(sums["violations"] / np.maximum(sums["bounded"], 1), judged & (sums["bounded"] > 0)),
+            "excess_share": optional(found["excess_bytes"] / np.maximum(carried, 1), carried > 0),
+        }
+        return arrow().table(found)
+
+    def _distinct(self) -> dict[str, Numbers]:
+        """Topics, publishers and subscribers of the flows of each run."""
+        codes = {name: code for code, name in enumerate(self._names)}
+        found = {}
+        for name in ("topic", "publisher", "subscriber"):
+            seen: set[tuple[str, str]] = set()
+            for path in self._passes.files("flows"):
+                pairs = read(path, ["run", name]).group_by(["run", name]).aggregate([])
+                seen.update(zip(pairs["run"].to_pylist(), pairs[name].to_pylist(), strict=True))
+            numbers = np.array([codes[run] for run, _ in seen], dtype=np.int64)
+            found[f"{name}s"] = count(numbers, len(codes))
+        return found
+
+    def _episodes(self) -> dict[str, Any]:
+        lasted: dict[str, list[Numbers]] = {name: [np.zeros(0)] for name in self._names}
+        for path in self._passes.files("episodes"):
+            run, duration = (read(path, ["run", "duration_ms"])[name] for name in ("run", "duration_ms"))
+            names, values = np.array(run.to_pylist(), dtype=object), duration.to_numpy()
+            for name in self._names:
+                lasted[name].append(values[names == name])
+        whole = [np.concatenate(each) for each in lasted.values()]
+        some = np.array([len(each) > 0 for each in whole])
+        return {
+            "episodes": np.array([len(each) for each in whole]),
+            "violation_ms": np.array([each.sum() for each in whole]),
+            "median_violation_ms": optional(np.array([np.median(each) if len(each) else 0 for each in whole]), some),
+            "longest_violation_ms": optional(np.array([each.max(initial=0) for each in whole]), some),
+        }
+
+    def _outages(self, downtime: Any) -> dict[str, Any]:
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in self._names}
+        for row in downtime.to_pylist():
+            rows[row["run"]].append(row)
+        found: dict[str, Any] = {
+            "outages": np.array([len(each) for each in rows.values()]),
+            "never_back": np.array([sum(not row["came_back"] for row in each) for each in rows.values()]),
+            "moves": np.array([sum(bool(row["moved"]) for row in each) for each in rows.values()]),
+            "downtime_ms": np.array([float(sum(row["downtime_ms"] for row in each)) for each in rows.values()]),
+        }
+        for name in ("downtime", "until_delivery"):
+            values = [[row[f"{name}_ms"] for row in each if row[f"{name}_ms"] is not None] for each in rows.values()]
+            some = np.array([bool(each) for each in values])
+            for label, share in (("p50", 50), ("p90", 90), ("max", 100)):
+                shares = np.array([np.percentile(each, share) if each else 0.0 for each in values])
+                found[f"{name}_{label}_ms"] = optional(shares, some)
+        return found
+
+
+_RUN_SUMS = (
+    *("published", "acknowledged", "refused", "skipped", "delivered", "published_bytes", "delivered_bytes", "late_to_send"),
+    *("flows", "expected", "got", "late", "lost", "lost_away", "lost_unacknowledged", "lost_qos_0", "lost_unexplained"),
+    *("duplicates", "out_of_order", "retained", "unexpected"),
+)
+
+_DOWNTIME = {
+    "run": "s",
+    "client": "s",
+    "broker_before": "s",
+    "broker_after": "s",
+    "moved": "b",
+    "reason": "s",
+    "failed_attempts": "i",
+    "gone_ns": "i",
+    "back_ns": "i",
+    "subscribed_ns": "i",
+    "first_delivery_ns": "i",
+    "came_back": "b",
+    "downtime_ms": "f",
+    "until_subscribed_ms": "f",
+    "until_delivery_ms": "f",
+    "strategy": "s",
+}
+
+
+def _schema(columns: Mapping[str, str]) -> Any:
+    pyarrow = arrow()
+    kinds = {"s": pyarrow.string(), "i": pyarrow.int64(), "f": pyarrow.float64(), "b": pyarrow.bool_()}
+    return pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+
+
+def _since(gone_ns: int, at_ns: int | None) -> float | None:
+    return None if at_ns is None else (at_ns - gone_ns) / 1e6
+
+
+def _told(latency: dict[str, Numbers]) -> dict[str, Any]:
+    """Without values where there was nothing to measure."""
+    return {name: optional(values, ~np.isnan(values)) for name, values in latency.items()}
+
+
+def _add(table: Any, keys: list[str]) -> Any:
+    """Sums of all columns but those of extremes, by ``keys``."""
+    ways = {"min_ns": "min", "max_ns": "max"}
+    others = [name for name in table.column_names if name not in keys]
+    found = table.group_by(keys, use_threads=False).aggregate([(name, ways.get(name, "sum")) for name in others])
+    return found.select([*keys, *(f"{name}_{ways.get(name, 'sum')}" for name in others)]).rename_columns([*keys, *others])
+
+
+def worst(parts: Iterator[Any], by: list[str], rows: int) -> list[dict[str, Any]]:
+    """Of each run, the rows with the largest values, nulls last; from tables that come one after the other."""
+    found: dict[str, Any] = {}
+    pyarrow = arrow()
+    for part in parts:
+        for run in part["run"].unique().to_pylist():
+            mine = part.filter(pyarrow.compute.equal(part["run"], run))
+            mine = mine if run not in found else pyarrow.concat_tables([found[run], mine])
+            found[run] = mine.sort_by([(name, "descending") for name in by]).slice(0, rows)
+    return [row for _, table in sorted(found.items()) for row in table.to_pylist()]
