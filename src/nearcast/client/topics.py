@@ -380,7 +380,7 @@ class _Link(asyncio.Protocol):
                     self._welcome.set_result(welcomed(kind, number, body))
                 else:
                     self._conversation.frame(kind, number, body)
-        except (ConnectionRefused, RemoteProtocolError) as error:
+        except (ConnectionClosed, ConnectionRefused, RemoteProtocolError) as error:
             self.close(error)
             return
         failure = self._conversation.failure

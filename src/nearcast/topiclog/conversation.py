@@ -2,7 +2,7 @@
 
 Two kinds of exchange share a connection. A :class:`Request` gets one answer. A :class:`Reading` is a stream: it takes
 batches in, gives credit back as they are used, and knows at any time how to go on after the connection is lost
-(:meth:`Reading.resumed`): from the very next record, up to the same end.
+(:meth:`Reading.opening`): from the very next record, up to the same end.
 
 A driver moves frames: it sends what :attr:`Conversation.output` gathers and hands in each frame it reads. It is told through
 ``wake`` that an exchange has something new. No sockets, no clock, no threads here.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from nearcast.errors import (
     BatchRefused,
+    ConnectionClosed,
     ConnectionRefused,
     NearcastError,
     RecordUnavailable,
@@ -30,6 +31,7 @@ DEFAULT_WINDOW_BYTES = 8 * 1_048_576
 
 PROTOCOL_ERROR = 0x82
 TOO_LARGE = 0x95
+SERVER_BUSY = 0x89
 
 FINAL_REASONS = frozenset({0x81, PROTOCOL_ERROR, TOO_LARGE})
 """Reason codes of a connection's end that say that asking the same again will end the next one too."""
@@ -360,9 +362,12 @@ class Conversation:
 
 
 def welcomed(kind: int, number: int, body: bytes | bytearray | memoryview) -> wire.Welcome:
-    """The broker's answer to :class:`wire.Hello`; raises :class:`ConnectionRefused` or :class:`RemoteProtocolError`."""
+    """The broker's answer to :class:`wire.Hello`; raises :class:`ConnectionRefused` or :class:`RemoteProtocolError`, and
+    :class:`ConnectionClosed` when it is worth trying again: after a restart, all come at once."""
     content = wire.decode_from_broker(body) if kind == wire.MESSAGE and number == 0 else None
     if isinstance(content, wire.Refused):
+        if content.reason_code == SERVER_BUSY:
+            raise ConnectionClosed(content.message, content.reason_code)
         raise ConnectionRefused(content.reason_code, content.message)
     if not isinstance(content, wire.Welcome):
         raise RemoteProtocolError(PROTOCOL_ERROR, "the broker answered something other than a welcome")

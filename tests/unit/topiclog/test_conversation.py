@@ -192,3 +192,9 @@ def test_refusals_are_errors_with_facts() -> None:
         welcomed(wire.MESSAGE, 0, body(wire.Refused("request", "who are you", 0x86)))
     with pytest.raises(RemoteProtocolError):
         welcomed(wire.MESSAGE, 0, body(wire.Done()))
+
+
+def test_a_busy_broker_is_asked_again_and_one_that_says_no_is_not() -> None:
+    for reason_code, error in ((0x89, ConnectionClosed), (0x86, ConnectionRefused)):
+        with pytest.raises(error):
+            welcomed(wire.MESSAGE, 0, body(wire.Refused("request", "no", reason_code)))
