@@ -99,8 +99,16 @@ def check(options: Options) -> None:
     out = Path(options.out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: there is a file of that name")
-    if out.is_dir() and any(out.iterdir()) and not (out / SUMMARY).is_file():
+    # What an evaluation that failed has left there may be replaced, too.
+    if out.is_dir() and not (out / SUMMARY).is_file() and not all(map(_is_ours, out.iterdir())):
         raise ConfigError(f"--out {out}: the directory holds something else than an evaluation; name another")
+
+
+def _is_ours(path: Path) -> bool:
+    from nearcast.pipeline.evaluation.passes import FINAL
+    from nearcast.pipeline.evaluation.tables import SPANNING
+
+    return path.name == REPORT or path.name.startswith(".work-") or path.name.removesuffix(".parquet") in (*FINAL, *SPANNING)
 
 
 def run(spark: SparkSession, options: Options, progress: Progress) -> Mapping[str, object]:

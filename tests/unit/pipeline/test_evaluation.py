@@ -16,7 +16,7 @@ from nearcast.errors import ConfigError, NearcastError
 from nearcast.mqtt.topics import matches
 from nearcast.pipeline import evaluate as job
 from nearcast.pipeline.evaluation import charts
-from nearcast.pipeline.evaluation.filters import pattern
+from nearcast.pipeline.evaluation.filters import FilterIndex, pattern
 from nearcast.pipeline.evaluation.inputs import find_inputs, strategies
 from nearcast.pipeline.evaluation.places import FOR_EVER, LONG_AGO, Bound, all_bounds, parse_duration_ns, read_sites, sites_of
 from nearcast.pipeline.evaluation.report import render
@@ -356,3 +356,16 @@ def test_the_program_in_the_guide_is_one() -> None:
     names: dict[str, Any] = {}
     exec(program, names)  # noqa: S102
     assert callable(names["slowest"])
+
+
+def test_what_a_failed_evaluation_left_may_be_replaced(tmp_path: Path) -> None:
+    folder = record(tmp_path / "one" / "events", "load").parent
+    (tmp_path / "out" / "flows.parquet").mkdir(parents=True)
+    job.check(job.Options(paths=(str(folder),), out=str(tmp_path / "out")))
+
+
+def test_filters_are_found_as_mqtt_matches_them() -> None:
+    filters = ["a/#", "a/+/c", "+/one/c", "a/one/c", "#", "b/+", "$special/x", "b", "+", "+/#", "$special/#", "/+", "a//c"]
+    index = FilterIndex(filters)
+    for topic in ("a", "a/one/c", "a/two/c", "b", "b/x", "b/", "/b", "a//c", "$special/x", "$special", "c/one/c", "a/b/c/d"):
+        assert sorted(index.matching(topic)) == sorted(each for each in filters if matches(each, topic)), topic

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Links = Literal["auto", "linked", "separate"]
 
 ROWS_PER_PART = 1_000_000
-"""Of events that are judged together, on average; about 300 MB of memory."""
+"""Of events that are judged together, on average; about 400 MB of memory."""
 
 SLOTS = 120
 """About so many pieces of time, unless told otherwise."""
