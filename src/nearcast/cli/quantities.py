@@ -75,7 +75,7 @@ def show_duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1_000:.3g} ms"
     rest = round(seconds)
-    parts = []
+    parts: list[tuple[int, str]] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, rest = divmod(rest, size)
         if count or parts:

@@ -57,8 +57,8 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether the broker keeps the last message for later subscribers."""
 
     bound_ms: float | None = None
-    """How long a delivery may take, in milliseconds, before it violates the bound; unset, as long as it likes. It changes nothing
-    in a run: evaluation (``nearcast pipeline run evaluate``) compares with it."""
+    """How long a delivery may take, in milliseconds, before it violates the bound; unset, as long as it likes. It changes
+    nothing in a run: evaluation (``nearcast pipeline run evaluate``) compares with it."""
 
     def __post_init__(self) -> None:
         _require_topic(self.topic, "topic", wildcards=False)
