@@ -13,12 +13,13 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from nearcast.broker import logs
+from nearcast.broker.files import failing, sync_directory
 from nearcast.config import Persistence
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.engine import Engine
@@ -244,7 +245,7 @@ class Files:
         with self._failing("cannot be made", name):
             self._descriptor = os.open(self.path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._descriptor, 0)
-            self._sync_directory()
+            sync_directory(self.directory)
 
     def append(self, data: bytes) -> None:
         written = 0
@@ -333,19 +334,7 @@ class Files:
         with self._failing("old files cannot be removed"):
             for name in names:
                 os.unlink(self.path(name))
-            self._sync_directory()
+            sync_directory(self.directory)
 
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _failing(self, how: str, name: str = "") -> Iterator[None]:
-        """What the operating system says against it, as our error."""
-        try:
-            yield
-        except OSError as error:
-            raise StorageUnavailable(self.path(name), f"{how}: {error.strerror}") from error
+    def _failing(self, how: str, name: str = "") -> contextlib.AbstractContextManager[None]:
+        return failing(self.path(name), how)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from nearcast.broker.files import replace_file, sync_directory
 from nearcast.broker.topic_keeping import Run
 from nearcast.errors import BatchRefused, RemoteProtocolError, StorageCorrupt, StorageUnavailable
 from nearcast.topiclog.blocks import HEADER, HEADER_BYTES, QOS_MASK, RETAIN
@@ -175,20 +176,7 @@ class StagingFiles:
     def decide(self, decision: Decision) -> None:
         """Write a decision; returns once the disk has it."""
         path = self._decision_path(decision)
-        temporary = self.directory / f"{secrets.token_hex(8)}.part"
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                _write_fully(descriptor, msgspec.json.encode(decision))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, path)
-            sync_directory(self.directory)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StorageUnavailable(str(path), f"cannot be written: {error.strerror}") from error
+        replace_file(path, self.directory / f"{secrets.token_hex(8)}.part", msgspec.json.encode(decision))
 
     def undecide(self, decision: Decision) -> None:
         """Remove a decision: all of it is in the log, or none of it, and its rows are needed no more or were never to be."""
@@ -305,11 +293,3 @@ def _whole_blocks(data: bytes) -> int:
             break
         offset += length
     return offset
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,10 +12,11 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from nearcast.broker.files import failing, sync_directory
 from nearcast.errors import StorageUnavailable
 from nearcast.topiclog.log import Extents, TopicLog
 
@@ -75,7 +76,7 @@ class TopicFiles:
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="topics-read")
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._sync_directory(directory.parent)
+            sync_directory(directory.parent)
             for name in os.listdir(directory):
                 if name.endswith(_PARTIAL):
                     os.unlink(directory / name)
@@ -191,7 +192,7 @@ class TopicFiles:
                     os.close(descriptor)
                 os.replace(partial, self.path(name))
                 if flush:
-                    self._sync_directory(self.directory)
+                    sync_directory(self.directory)
             except OSError:
                 with contextlib.suppress(OSError):
                     os.unlink(partial)
@@ -216,7 +217,7 @@ class TopicFiles:
             for file in files:
                 os.fdatasync(file.descriptor)
             if names_changed:
-                self._sync_directory(self.directory)
+                sync_directory(self.directory)
         except OSError as error:
             # After a failed flush the kernel may have dropped the pages: trying again would report success for lost data.
             raise StorageUnavailable(str(self.directory), f"cannot be flushed: {error.strerror}") from error
@@ -237,21 +238,8 @@ class TopicFiles:
         with self._opening:
             self._open.pop(name, None)
 
-    @staticmethod
-    def _sync_directory(directory: Path) -> None:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _failing(self, how: str, name: str = "") -> Iterator[None]:
-        """What the operating system says against it, as our error."""
-        try:
-            yield
-        except OSError as error:
-            raise StorageUnavailable(self.path(name), f"{how}: {error.strerror}") from error
+    def _failing(self, how: str, name: str = "") -> contextlib.AbstractContextManager[None]:
+        return failing(self.path(name), how)
 
 
 def open_log(directory: Path, *, segment_bytes: int, max_topics: int, fsync: bool = True) -> tuple[TopicFiles, TopicLog]:

@@ -14,8 +14,6 @@ This module knows rules, and the file they lie in. What is kept of a topic, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
@@ -23,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from nearcast.broker.access_rules import covers
+from nearcast.broker.files import replace_file
 from nearcast.config import Retention, TopicRule
 from nearcast.errors import ConfigError, StorageCorrupt, StorageUnavailable, TopicUnknown
 from nearcast.mqtt import topics
@@ -81,24 +80,7 @@ class Definitions:
         if len(content) > MAX_FILE_BYTES:
             # What could not be read again would keep the broker from starting.
             raise ConfigError(f"the rules made at run time would take more than {MAX_FILE_BYTES // 2**20} MiB: use patterns")
-        temporary = self._directory / f"{FILE_NAME}.new"
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            os.replace(temporary, self.path)
-            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise StorageUnavailable(str(self.path), f"cannot be written: {error.strerror}") from error
+        replace_file(self.path, self._directory / f"{FILE_NAME}.new", content)
 
 
 class TopicRules:
