@@ -24,7 +24,11 @@ def record_chaos(directory: Path, run: str, seed: int, *, messages: int = 60) ->
     rng = random.Random(seed)
     brokers = ["east", "west", "north"]
     filters = ["a/#", "a/+/c", "+/one/c", "a/one/c", "#", "b/+", "$special/x", "$share/g/a/#", "b"]
-    with EventWriter(directory, run, source=f"chaos-{seed}") as writer:
+    # As load processes do it, each writes its own file; what was got is read before what was published.
+    with (
+        EventWriter(directory, run, source=f"a-subscribers-{seed}") as arrivals,
+        EventWriter(directory, run, source=f"b-publishers-{seed}") as writer,
+    ):
         clients = {f"sub-{number}": brokers[number % 3] for number in range(6)}
         for number, (client, broker) in enumerate(clients.items()):
             writer.write(MessageEvent(kind="connected", at_ns=START_NS - 900 * MS, client=client, path=(broker,)))
@@ -65,11 +69,12 @@ def record_chaos(directory: Path, run: str, seed: int, *, messages: int = 60) ->
         writer.write(MessageEvent(kind="unconnected", at_ns=START_NS, client="shy", path=("east",), reason="refused"))
         topics = ["a/one/c", "a/two/c", "b", "b/x", "a", "$special/x"]
         for publisher in range(4):
-            home = brokers[publisher % 3]
             for stream in range(2):
                 topic = topics[(publisher + 3 * stream) % len(topics)]
                 qos = rng.choice([0, 1, 2])
                 for sequence in range(messages):
+                    # The first moves to another broker in the middle of it.
+                    home = brokers[(publisher + (publisher == 0 and sequence >= messages // 2)) % 3]
                     sent_ns = START_NS + (50 * sequence + rng.randrange(20)) * MS
                     message: dict[str, Any] = {
                         "message_id": message_id(publisher * 1_000_003 + stream * 7, sequence),
@@ -102,7 +107,7 @@ def record_chaos(directory: Path, run: str, seed: int, *, messages: int = 60) ->
                         path = (home,) if broker == home else rng.choice([(home, broker), (home, "cloud", broker)])
                         for copy in range(1 + (rng.random() < 0.1)):
                             latency_ns = (rng.randrange(1, 90) + late + 30 * copy) * MS + rng.randrange(MS)
-                            writer.write(
+                            arrivals.write(
                                 MessageEvent(
                                     kind="delivered",
                                     at_ns=sent_ns + latency_ns,
@@ -248,15 +253,13 @@ class Reference:
 
     def carried(self) -> dict[str, tuple[int, int]]:
         """Messages carried and in excess, by broker."""
-        homes: dict[str, set[str]] = defaultdict(set)
         at: dict[str, dict[int, Row | None]] = defaultdict(dict)
-        for row in self.by_kind["published"]:
-            homes[row["publisher"]].add(row["path"][0])
-            at[row["path"][0]][row["message_id"]] = None
         for row in self.by_kind["delivered"]:
             for broker in row["path"]:
-                if broker not in homes[row["publisher"]]:
-                    at[broker][row["message_id"]] = row
+                at[broker][row["message_id"]] = row
+        for row in self.by_kind["published"]:
+            # Where this one was published, wherever else its publisher has been.
+            at[row["path"][0]][row["message_id"]] = None
         return {
             broker: (len(rows), sum(row is not None and not self._wanted(broker, row) for row in rows.values()))
             for broker, rows in at.items()

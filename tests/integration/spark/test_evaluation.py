@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nearcast.pipeline import evaluate as job
-from nearcast.pipeline.evaluation import Bound, Evaluation, EvaluationOptions, evaluate
+from nearcast.pipeline.evaluation import Bound, Evaluation, EvaluationOptions, evaluate, passes
 from nearcast.pipeline.evaluation.histograms import PERCENTILES, RELATIVE_ERROR
 from nearcast.pipeline.progress import Silent
 from tests.integration.spark.evaluation_reference import Flow, Reference, quantile, record_chaos
@@ -40,9 +40,12 @@ def references(recorded: dict[str, Path]) -> dict[str, Reference]:
     return {run: Reference(path, BOUNDS_MS, settle_ns=SETTLE_NS, linked=True) for run, path in recorded.items()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[passes.ROWS_PER_PART, 400], ids=["one-part", "many-parts"])
 def evaluation(
-    spark: SparkSession, recorded: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession,
+    recorded: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Evaluation]:
     sites = tmp_path_factory.mktemp("sites") / "sites.json"
     sites.write_bytes(
@@ -54,7 +57,10 @@ def evaluation(
         settle_ns=SETTLE_NS,
         strategies=("first=flooding", "second=relay"),
     )
-    with evaluate(spark, [path.parent for path in recorded.values()], options) as found:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "ROWS_PER_PART", request.param)
+        found = evaluate(spark, [path.parent for path in recorded.values()], options)
+    with found:
         yield found
 
 

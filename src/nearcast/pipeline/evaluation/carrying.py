@@ -39,8 +39,10 @@ def brokers(part: Part) -> Table:
         found[f"{name}_bytes"] = total(group, groups, part.size_bytes[rows])
     carried, excess = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.int64)
     carried_bytes, excess_bytes = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.int64)
-    # Of each way that a message took, one event; then each broker of each way.
+    # Of each way that a message took, one event: that of publishing, if it is one of them, wherever in the files it is. Then
+    # each broker of each way.
     passing = np.flatnonzero((part.message_of >= 0) & (part.path >= 0) & np.isin(part.kind, (PUBLISHED, DELIVERED)))
+    passing = passing[np.argsort(part.kind[passing] != PUBLISHED, kind="stable")]
     _, example, _ = factors(combined(part.message_of[passing], part.path[passing]))
     rows = passing[example]
     message, broker, size, at_home = [], [], [], []
