@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nearcast.pipeline import evaluate as job
-from nearcast.pipeline.evaluation import Bound, Evaluation, EvaluationOptions, evaluate, passes
+from nearcast.pipeline.evaluation import Bound, EvaluationOptions, evaluate, passes
 from nearcast.pipeline.evaluation.histograms import PERCENTILES, RELATIVE_ERROR
 from nearcast.pipeline.progress import Silent
 from tests.integration.spark.evaluation_reference import Flow, Reference, quantile, record_chaos
@@ -40,16 +39,14 @@ def references(recorded: dict[str, Path]) -> dict[str, Reference]:
     return {run: Reference(path, BOUNDS_MS, settle_ns=SETTLE_NS, linked=True) for run, path in recorded.items()}
 
 
-@pytest.fixture(scope="module", params=[passes.ROWS_PER_PART, 400], ids=["one-part", "many-parts"])
-def evaluation(
-    spark: SparkSession,
-    recorded: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Iterator[Evaluation]:
+@pytest.fixture(scope="module")
+def all_tables(
+    spark: SparkSession, recorded: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Of the same events judged in one part, and in many small ones with most topics split."""
     sites = tmp_path_factory.mktemp("sites") / "sites.json"
     sites.write_bytes(
-        msgspec.json.encode({f"pub-{n}": f"site-{n % 2}" for n in range(4)} | {f"sub-{n}": f"site-{n % 3}" for n in range(6)})
+        msgspec.json.encode({f"pub-{n}": f"site-{n % 2}" for n in range(5)} | {f"sub-{n}": f"site-{n % 3}" for n in range(6)})
     )
     options = EvaluationOptions(
         bounds=tuple(Bound(topic_filter, round(bound * 1e6)) for topic_filter, bound in BOUNDS_MS.items()),
@@ -57,16 +54,41 @@ def evaluation(
         settle_ns=SETTLE_NS,
         strategies=("first=flooding", "second=relay"),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "ROWS_PER_PART", request.param)
-        found = evaluate(spark, [path.parent for path in recorded.values()], options)
-    with found:
-        yield found
+    result = {}
+    for parts, rows in (("one part", passes.ROWS_PER_PART), ("many parts", 250)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(passes, "ROWS_PER_PART", rows)
+            evaluation = evaluate(spark, [path.parent for path in recorded.values()], options)
+        with evaluation:
+            plan = evaluation.passes.plan
+            if parts == "one part":
+                assert (plan.parts, plan.splits) == (1, {})
+            else:
+                assert len(set(plan.part_of.tolist()) - {-1}) > 1, "several parts of whole topics"
+                assert any(min(each.streams, each.subscribers, each.messages) > 1 for each in plan.splits.values())
+            result[parts] = {name: [row.asDict() for row in table.collect()] for name, table in evaluation.tables.items()}
+    return result
 
 
-@pytest.fixture(scope="module")
-def tables(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
-    return {name: [row.asDict() for row in table.collect()] for name, table in evaluation.tables.items()}
+@pytest.fixture(params=["one part", "many parts"])
+def tables(all_tables: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = all_tables[request.param]
+    return found
+
+
+def test_tables_are_the_same_however_events_are_dealt_out(all_tables: dict[str, Any]) -> None:
+    one, many = all_tables["one part"], all_tables["many parts"]
+    assert one.keys() == many.keys()
+    for name in one:
+        for row, other in zip(*(sorted(each[name], key=_names) for each in (one, many)), strict=True):
+            for column, value in row.items():
+                same = math.isclose(value, other[column]) if isinstance(value, float) else value == other[column]
+                assert same, (name, column, row, other)
+
+
+def _names(row: dict[str, Any]) -> list[str]:
+    """What orders the rows of any table: text and whole numbers, which do not depend on the order of additions."""
+    return [str(value) for value in row.values() if isinstance(value, str | int)] + [str(row.get("at_s"))]
 
 
 def flow_of(row: dict[str, Any]) -> Flow:

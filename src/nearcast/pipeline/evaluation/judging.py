@@ -8,8 +8,11 @@ number of the message in its stream, newest first. In that order
   earlier;
 - late messages with none in time between them, an *episode*, share the number of rows in time before them.
 
-A topic's events are all in one part, so its rows of the tables are final here; what spans topics (runs, sites, time, brokers)
-leaves as sums. Knows Arrow and NumPy, not Spark: a part in, tables out.
+A flow's events are all in one part, so its rows of the tables are final here, as are those of topics that are whole here; what
+spans parts (large topics, runs, sites, time, brokers) leaves as sums. A part that has only a :class:`Share` of its topics
+counts what belongs to it, so that sums of all parts count everything once.
+
+Knows Arrow and NumPy, not Spark: a part in, tables out.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ import pandas as pd
 
 from nearcast.pipeline.evaluation import reading
 from nearcast.pipeline.evaluation.clients import Clients
-from nearcast.pipeline.evaluation.histograms import NO_BUCKET, bucket, distributions
+from nearcast.pipeline.evaluation.dealing import WHOLE, Share
+from nearcast.pipeline.evaluation.histograms import NO_BUCKET, bucket
 from nearcast.pipeline.evaluation.places import FOR_EVER, LONG_AGO, Bound
 from nearcast.pipeline.evaluation.reading import ACKNOWLEDGED, DELIVERED, NONE, PUBLISHED, REFUSED, SKIPPED
 from nearcast.recording.schema import arrow
@@ -98,6 +102,11 @@ def total(group: Numbers, groups: int, values: Numbers) -> Numbers:
     return np.rint(np.bincount(group, values, groups)).astype(np.int64)
 
 
+def amount(group: Numbers, groups: int, values: Numbers) -> Numbers:
+    """The sum of fractions, by group. Of no values at all NumPy makes whole zeros, and the parts of a table would differ."""
+    return np.bincount(group, values, groups).astype(np.float64)
+
+
 def lowest(group: Numbers, groups: int, values: Numbers) -> Numbers:
     """The smallest, by group."""
     found = np.full(groups, FOR_EVER, dtype=np.int64)
@@ -115,8 +124,9 @@ def highest(group: Numbers, groups: int, values: Numbers) -> Numbers:
 class Part:
     """The events of some topics."""
 
-    def __init__(self, events: Table, question: Question) -> None:
+    def __init__(self, events: Table, question: Question, share: Share = WHOLE) -> None:
         self.question = question
+        self.share = share
         for name in ("kind", "run", "message_id", "sequence", "sent_ns", "received_ns", "stream", "qos", "size_bytes"):
             setattr(self, name, events[name].to_numpy())
         self.retained = events["retained"].to_numpy().astype(np.bool_)
@@ -191,13 +201,17 @@ class Part:
         self.due_from = np.searchsorted(self.message_stream[self.due], np.arange(self.streams + 1))
 
     def _entitled(self) -> Iterator[tuple[int, str, int, int]]:
-        """``stream, client, entitled_ns, granted``."""
+        """``stream, client, entitled_ns, granted`` of clients that are judged here."""
+        if not self.share.flows:
+            return
         published = np.flatnonzero(count(self.stream_of, self.streams, (self.kind == PUBLISHED) & (self.stream_of >= 0)))
         homes = self._homes()
         for stream in published.tolist():
             run = self.question.runs[self.stream_run[stream]]
             for client, subscription in self.entitled(self.stream_run[stream], self.stream_topic[stream]).items():
                 home = homes.get(stream, set())
+                if not self.share.holds(client):
+                    continue
                 if run.linked or not home or not subscription.brokers or home & subscription.brokers:
                     yield stream, client, subscription.entitled_ns, subscription.granted
 
@@ -225,7 +239,7 @@ class Part:
 
     def _flows(self) -> None:
         """All pairs of a stream and a client that is entitled to it or got something of it."""
-        self.came = np.flatnonzero(self.whole & (self.kind == DELIVERED))
+        self.came = np.flatnonzero(self.whole & (self.kind == DELIVERED) & self.share.flows)
         names = {name: number for number, name in enumerate(self.subscribers)}
         entitled = [
             (stream, names.setdefault(client, len(names)), since, granted)
@@ -297,7 +311,7 @@ class Part:
             "bucket": self.bucket[example],
             "deliveries": count(group, groups),
             "samples": count(group, groups, sample),
-            "latency_ms": np.bincount(group, np.where(sample, self.latency_ns / 1e6, 0.0), groups),
+            "latency_ms": amount(group, groups, np.where(sample, self.latency_ns / 1e6, 0.0)),
             "min_ns": lowest(group, groups, low),
             "max_ns": highest(group, groups, high),
             "late": count(group, groups, self.late),
@@ -328,26 +342,26 @@ def _overtaken(flow: Numbers, flows: int, begins: Numbers, received: Numbers, li
 # -- the tables ------------------------------------------------------------------------------------------------------------
 
 
-def judge(events: Table, question: Question) -> dict[str, Table]:
+def judge(events: Table, question: Question, share: Share = WHOLE) -> dict[str, Table]:
     """The tables of a part: final ones of flows, topics, episodes and losses, and sums for what spans parts."""
-    from nearcast.pipeline.evaluation import carrying, losing
+    from nearcast.pipeline.evaluation import carrying, losing, topics
 
-    part = Part(events, question)
+    part = Part(events, question, share)
     losses, causes = losing.losses(part)
     flows = _flow_table(part, causes)
     episodes, by_topic = _episodes(part)
-    return {
-        "flows": flows,
-        "losses": losses,
-        "episodes": episodes,
-        "topics": _topics(part, flows, by_topic),
-        "sums": _sums(part, flows),
-        "time": _time(part, losses),
-        "sites": _sites(part),
-        "brokers": carrying.brokers(part),
-        "heard": losing.heard(part),
-        "refusals": _refusals(part),
-    }
+    found = {"sums": _sums(part, flows), "time": _time(part, losses)}
+    sums, cells = topics.sums(part, flows, by_topic)
+    if share == WHOLE:
+        found["topics"] = topics.table(question, sums, cells)
+    else:
+        found |= {"topic_sums": sums, "topic_cells": cells}
+    if share.flows:
+        found |= {"flows": flows, "losses": losses, "episodes": episodes}
+        found |= {"sites": _sites(part), "heard": losing.heard(part)}
+    if share.messages:
+        found |= {"brokers": carrying.brokers(part), "refusals": _refusals(part)}
+    return found
 
 
 def names(part: Part, stream: Numbers, subscriber: Numbers | None = None) -> dict[str, Any]:
@@ -432,49 +446,9 @@ def _episodes(part: Part) -> tuple[Table, dict[str, Numbers]]:
     np.maximum.at(longest, stream, duration)
     return table, {
         "episodes": count(stream, part.streams),
-        "violation_ms": np.bincount(stream, duration, part.streams),
+        "violation_ms": amount(stream, part.streams, duration),
         "longest_ms": longest,
     }
-
-
-def _topics(part: Part, flows: Table, episodes: dict[str, Numbers]) -> Table:
-    topic, example, topics = factors(combined(part.stream_run, part.stream_topic))
-    of_flow = topic[part.flow_stream]
-    of_row = topic[part.flow_stream[part.flow]]
-    cells, at = part.cells(of_row)
-    bound = part.stream_bound[example]
-    sums = {
-        name: total(of_flow, topics, flows[name].fill_null(0).to_numpy())
-        for name in ("expected", "deliveries", "lost", "duplicates", "out_of_order", "retained", "bytes", "late")
-    }
-    violations, bounded = (total(of_flow, topics, flows[name].fill_null(0).to_numpy()) for name in ("violations", "bounded"))
-    judged = count(of_flow, topics, flows["violations"].is_valid().to_numpy()) > 0
-    published = part.stream_of[(part.kind == PUBLISHED) & (part.stream_of >= 0)]
-    longest = np.zeros(topics)
-    np.maximum.at(longest, topic, episodes["longest_ms"])
-    latency = distributions(of_row[at], topics, cells)
-    named = names(part, example)
-    # A topic that was only skipped, refused or acknowledged is none that anything is known about.
-    known = (count(topic[published], topics) > 0) | (sums["deliveries"] > 0)
-    return (
-        arrow()
-        .table(
-            {
-                "run": named["run"],
-                "topic": named["topic"],
-                "bound_ms": optional(bound / 1e6, bound != FOR_EVER),
-                "published": count(topic[published], topics),
-                **sums,
-                **{name: optional(values, ~np.isnan(values)) for name, values in latency.items()},
-                "violations": optional(violations, judged),
-                "violation_ratio": optional(violations / np.maximum(bounded, 1), judged & (bounded > 0)),
-                "episodes": total(topic, topics, episodes["episodes"]),
-                "violation_ms": np.bincount(topic, episodes["violation_ms"], topics),
-                "longest_ms": longest,
-            }
-        )
-        .filter(known)
-    )
 
 
 def _sums(part: Part, flows: Table) -> Table:
@@ -483,11 +457,11 @@ def _sums(part: Part, flows: Table) -> Table:
     run_of = part.stream_run[part.flow_stream]
     found: dict[str, Any] = {"run_code": np.arange(runs)}
     for number, kind in enumerate(reading.MESSAGE_KINDS):
-        chosen = part.kind == number
+        chosen = (part.kind == number) & part.share.messages
         found[kind] = count(part.run, runs, chosen)
         found[f"{kind}_bytes"] = total(part.run[chosen], runs, part.size_bytes[chosen])
-    found["late_to_send"] = count(part.run, runs, part.late_to_send & (part.kind == PUBLISHED))
-    incomplete = ~part.whole & np.isin(part.kind, (PUBLISHED, DELIVERED))
+    found["late_to_send"] = count(part.run, runs, part.late_to_send & (part.kind == PUBLISHED) & part.share.messages)
+    incomplete = ~part.whole & np.isin(part.kind, (PUBLISHED, DELIVERED)) & part.share.messages
     found["incomplete"] = count(part.run, runs, incomplete)
     found["flows"] = count(run_of, runs)
     for name in (
@@ -519,7 +493,7 @@ def _time(part: Part, losses: Table) -> Table:
     slot = _slot(part, run, part.received_ns[part.rows])
     cells, at = part.cells(run, slot)
     came = pyarrow.table({"run_code": run[at], "slot": slot[at], **cells})
-    sent = np.flatnonzero((part.kind == PUBLISHED) & (part.sent_ns != NONE))
+    sent = np.flatnonzero((part.kind == PUBLISHED) & (part.sent_ns != NONE) & part.share.messages)
     run, slot = part.run[sent], _slot(part, part.run[sent], part.sent_ns[sent])
     group, example, groups = factors(combined(run, slot))
     published = pyarrow.table(

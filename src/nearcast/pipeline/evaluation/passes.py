@@ -1,8 +1,9 @@
 """The two passes over the events that Spark runs: a survey of connections and runs, and the judging of all messages.
 
-The second deals events out by topic (one shuffle, of blocks of columns instead of rows) and judges each part on its own, so
-memory is bounded by the size of a part. Owns what is asked of the events and how parts are sized; :mod:`reading` and
-:mod:`judging` do the work. Tables of any size are written where they are made; what spans parts comes back as sums.
+The second deals events out by topic (one shuffle, of blocks of columns instead of rows), large topics in pieces, and judges
+each part on its own, so memory is bounded by the size of a part. Owns what is asked of the events and how large parts are;
+:mod:`reading`, :mod:`dealing` and :mod:`judging` do the work. Tables of any size are written where they are made; what spans
+parts comes back as sums.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from nearcast.errors import PipelineError
-from nearcast.pipeline.evaluation import reading
+from nearcast.pipeline.evaluation import dealing, reading, tables, topics
 from nearcast.pipeline.evaluation.clients import Clients
 from nearcast.pipeline.evaluation.judging import Question, Run, judge
 from nearcast.pipeline.evaluation.places import MAX_SITES, Bound, sites_of
@@ -71,6 +73,7 @@ class Passes:
         progress.step("looking at connections")
         surveys = self._survey()
         self.question = self._ask(surveys)
+        self.plan = self._plan(surveys)
         progress.step("judging messages")
         self._judge()
 
@@ -158,15 +161,27 @@ class Passes:
 
     # -- the judging -------------------------------------------------------------------------------------------------------
 
+    def _plan(self, surveys: Sequence[reading.Survey]) -> dealing.Plan:
+        loads = np.zeros((dealing.BUCKETS, 2), dtype=np.int64)
+        for survey in surveys:
+            loads += np.frombuffer(survey.loads, dtype=np.int64).reshape(loads.shape)
+        return dealing.plan(loads[:, 0], loads[:, 1], ROWS_PER_PART)
+
     def _judge(self) -> None:
-        parts = max(1, -(-self._inputs.rows // ROWS_PER_PART))
+        parts = self.plan.parts
         number = len(self._tasks)
         dealt = self._spark.range(0, number, 1, number).mapInArrow(
-            functools.partial(_deal, self._tasks, parts), "part int, data binary"
+            functools.partial(_deal, self._tasks, self.plan), "part int, data binary"
         )
         dealt = dealt.repartitionById(parts, "part") if parts > 1 else dealt.coalesce(1)
-        judging = functools.partial(_judge, self.question, str(self.directory), str(self.work))
+        judging = functools.partial(_judge, self.question, self.plan, str(self.directory), str(self.work))
         dealt.mapInArrow(judging, "part int").collect()
+        if self.plan.splits:
+            whole = [
+                topics.merged([tables.read(path) for path in self.files(name)], keys)
+                for name, keys in (("topic_sums", ("run_code", "topic")), ("topic_cells", ("run_code", "topic", "bucket")))
+            ]
+            write(self.directory / "topics.parquet", parts, topics.table(self.question, *whole))
 
 
 def _span(run: int, surveys: Sequence[reading.Survey]) -> tuple[int, int] | None:
@@ -193,17 +208,17 @@ def _survey(tasks: list[list[reading.Piece]], ways: bool, batches: Iterable[Any]
             yield arrow().record_batch({"data": arrow().array([found], arrow().binary())})
 
 
-def _deal(tasks: list[list[reading.Piece]], parts: int, batches: Iterable[Any]) -> Iterator[Any]:
+def _deal(tasks: list[list[reading.Piece]], plan: dealing.Plan, batches: Iterable[Any]) -> Iterator[Any]:
     pyarrow = arrow()
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            for part, data in reading.deal(tasks[number], parts):
+            for part, data in reading.deal(tasks[number], plan):
                 yield pyarrow.record_batch(
                     {"part": pyarrow.array([part], pyarrow.int32()), "data": pyarrow.array([data], pyarrow.binary())}
                 )
 
 
-def _judge(question: Question, directory: str, work: str, batches: Iterable[Any]) -> Iterator[Any]:
+def _judge(question: Question, plan: dealing.Plan, directory: str, work: str, batches: Iterable[Any]) -> Iterator[Any]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -211,7 +226,7 @@ def _judge(question: Question, directory: str, work: str, batches: Iterable[Any]
     blocks = [block.as_buffer() for batch in batches for block in batch.column("data")]
     if not blocks and part:
         return
-    for name, table in judge(reading.gathered(blocks), question).items():
+    for name, table in judge(reading.gathered(blocks), question, plan.share(part)).items():
         write(Path(directory if name in FINAL else work) / f"{name}.parquet", part, table)
     yield arrow().record_batch({"part": arrow().array([part], arrow().int32())})
 

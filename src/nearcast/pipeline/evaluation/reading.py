@@ -1,13 +1,12 @@
 """Reading files of events: what the map side of the two passes does, a piece of a file at a time.
 
-Owns pieces (which row groups of which files a task reads), the narrow form of message events, and how they are dealt out to
-parts by topic. Text stays what it is in Parquet, numbers into dictionaries: no string is made for an event. Knows Arrow and
-NumPy, not Spark.
+Owns pieces (which row groups of which files a task reads) and the narrow form of message events; :mod:`dealing` says which
+part each goes to. Text stays what it is in Parquet, numbers into dictionaries: no string is made for an event. Knows Arrow
+and NumPy, not Spark.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nearcast.pipeline.evaluation import dealing
 from nearcast.recording.schema import arrow, arrow_schema
 
 if TYPE_CHECKING:
@@ -152,12 +152,16 @@ class Survey:
 
     connections: list[dict[str, Any]]
 
+    loads: bytes = b""
+    """How many events of messages are deliveries, and how many not, by bucket of topics: 64-bit numbers, two for each."""
+
 
 def survey(pieces: Iterable[Piece], *, ways: bool) -> Survey:
     """Events of connections, and what has to be known of messages before they can be judged."""
     import pyarrow.compute as pc
 
     found = Survey([], set(), set(), [])
+    loads = np.zeros(2 * dealing.BUCKETS, dtype=np.int64)
     for run, table in _tables(pieces, [*_CONNECTION_COLUMNS, *(["publisher"] if ways else [])]):
         kind, kinds = coded(table["kind"])
         known = kinds.to_pylist()
@@ -170,13 +174,17 @@ def survey(pieces: Iterable[Piece], *, ways: bool) -> Survey:
                 found.spans.append((run, of_messages, int(times.min()), int(times.max())))
         if is_connection.any():
             found.connections += [{"run": run, **row} for row in table.filter(is_connection).to_pylist()]
+        delivered = np.array([name == "delivered" for name in known] + [False])[kind]
+        topic, topics = coded(table["topic"])
+        bucket = dealing.buckets(run, topics.to_pylist())[topic]
+        loads += np.bincount((2 * bucket + delivered)[is_message], minlength=len(loads))
         if ways and is_message.any():
             longer = pc.greater(pc.list_value_length(table["path"]), 1).to_numpy()
-            delivered = np.array([name == "delivered" for name in known] + [False])[kind]
             if (longer & delivered).any():
                 found.crossed.add(run)
             else:
                 _ways(found, run, table, delivered, np.array([name == "published" for name in known] + [False])[kind])
+    found.loads = loads.tobytes()
     return found
 
 
@@ -197,8 +205,8 @@ def _ways(found: Survey, run: int, table: Any, delivered: Numbers, published: Nu
 # -- the second pass: messages ---------------------------------------------------------------------------------------------
 
 
-def deal(pieces: Iterable[Piece], parts: int) -> Iterator[tuple[int, bytes]]:
-    """Message events in narrow form, dealt out by topic: ``(part, batch of them)``."""
+def deal(pieces: Iterable[Piece], plan: dealing.Plan) -> Iterator[tuple[int, bytes]]:
+    """Message events in narrow form, dealt out as planned: ``(part, batch of them)``."""
     pyarrow = arrow()
     columns = [
         *("kind", "message_id", "stream", "sequence", "topic", "publisher", "subscriber", "due_ns", "sent_ns"),
@@ -207,19 +215,19 @@ def deal(pieces: Iterable[Piece], parts: int) -> Iterator[tuple[int, bytes]]:
     for run, table in _tables(pieces, columns):
         narrow, text = _narrow(run, table)
         topic, topics = text["topic"]
-        part = _parts(run, topic, topics, parts)
-        order = np.argsort(part, kind="stable") if parts > 1 else np.arange(len(part))
-        ends = np.searchsorted(part[order], np.arange(parts + 1))
-        for number in range(parts):
-            chosen = order[ends[number] : ends[number + 1]]
-            if len(chosen):
-                arrays = {name: pyarrow.array(values[chosen]) for name, values in narrow.items()}
-                arrays |= {name: _compact(codes[chosen], names) for name, (codes, names) in text.items()}
-                batch = pyarrow.record_batch(arrays)
-                sink = pyarrow.BufferOutputStream()
-                with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch)
-                yield number, sink.getvalue().to_pybytes()
+        event = {name: narrow[name] for name in ("message_id", "stream")}
+        for name in ("publisher", "subscriber"):
+            codes, names = text[name]
+            event[name] = dealing.hashed(names.to_pylist())[codes]
+        bucket = dealing.buckets(run, topics.to_pylist())[topic]
+        for number, chosen in dealing.deal(plan, bucket, narrow["kind"] == DELIVERED, event):
+            arrays = {name: pyarrow.array(values[chosen]) for name, values in narrow.items()}
+            arrays |= {name: _compact(codes[chosen], names) for name, (codes, names) in text.items()}
+            batch = pyarrow.record_batch(arrays)
+            sink = pyarrow.BufferOutputStream()
+            with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield number, sink.getvalue().to_pybytes()
 
 
 def gathered(batches: Iterable[bytes]) -> Any:
@@ -254,12 +262,6 @@ def _narrow(run: int, table: Any) -> tuple[dict[str, Numbers], dict[str, tuple[N
     whole = table["message_id"].is_valid().to_numpy() & (sent != NONE) & (text["topic"][0] >= 0) & (text["publisher"][0] >= 0)
     numbers["whole"] = whole & ((kind != DELIVERED) | (text["subscriber"][0] >= 0) & (received != NONE))
     return numbers, text
-
-
-def _parts(run: int, topic: Numbers, topics: Any, parts: int) -> Numbers:
-    """Which part each topic belongs to: the same one wherever it is read."""
-    numbers = [zlib.crc32(f"{run}/{name}".encode()) % parts for name in topics.to_pylist()]
-    return np.array([*numbers, 0], dtype=np.int32)[topic]
 
 
 def _compact(codes: Numbers, names: Any) -> Any:
