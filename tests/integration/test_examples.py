@@ -19,8 +19,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTED_URL = "mqtt://127.0.0.1:1883"
 DOCUMENTED_BULK_URL = "nearcast://127.0.0.1:7883"
 
-RUN_ELSEWHERE = {"simulating": "tests/simulation/test_guide.py"}
-"""Pages whose programs need no broker, and what runs them."""
+RUN_ELSEWHERE = {
+    "simulating": "tests/simulation/test_guide.py",
+    "spark": "tests/integration/spark/test_spark_guide.py",
+    "spark-sink": "tests/integration/spark/test_spark_sink_guide.py",
+}
+"""Pages whose programs need no broker, or Spark, and what runs them."""
 
 
 def programs() -> list[tuple[str, str]]:

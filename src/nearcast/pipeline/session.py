@@ -73,9 +73,9 @@ def build_session(
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
+    java = ensure_java(java_home, cache_directory=cache_directory)
     if SparkContext._active_spark_context is not None:
         raise PipelineError("this process has a Spark session already: stop it first (nearcast.pipeline.session.stop_session)")
-    java = ensure_java(java_home, cache_directory=cache_directory)
     directory = Path(tempfile.mkdtemp(prefix="nearcast-spark-"))
     try:
         log_file = (log_file or directory / "spark.log").absolute()
