@@ -344,7 +344,7 @@ class TopicRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class TopicLogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The log that keeps durable topics, in the data directory."""
 
-    segment_bytes: int = 134_217_728
+    segment_bytes: int = 67_108_864
     """Size at which a file of the log is closed and the next begins. Old messages are removed a file at a time: too high keeps
     them longer than asked for, too low makes many files. Recovery after a crash reads one such file."""
 
