@@ -18,6 +18,7 @@ from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import Journaling
 from nearcast.mqtt.keeping import MarkedLog
 from nearcast.simulation.disks import Disk
+from nearcast.simulation.folders import DiskFolder
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted, TopicsCommitted
 from nearcast.simulation.mqtt_topics import SimulatedTopics
@@ -33,26 +34,13 @@ TIDY_S: Final = 1.0
 """How often retention does a step."""
 
 
-class DiskStorage:
+class DiskStorage(DiskFolder):
     """A simulated disk as the journal's storage; ``on_replace`` is asked for what has to wait for a flush."""
 
     def __init__(self, disk: Disk, folder: str, on_replace: Callable[[list[str]], None]) -> None:
-        self._disk = disk
-        self._folder = folder
+        super().__init__(disk, folder)
         self._on_replace = on_replace
         self._current = ""
-
-    def path(self, name: str) -> str:
-        return self._folder + name
-
-    def names(self) -> list[str]:
-        return [name[len(self._folder) :] for name in self._disk.list(self._folder)]
-
-    def size(self, name: str) -> int:
-        return self._disk.length(self.path(name))
-
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        return self._disk.read(self.path(name))[offset : offset + size]
 
     def create(self, name: str) -> None:
         # A flush covers names, too, so that nothing of the file is promised before its name is safe.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from nearcast.config import TopicRule
 from nearcast.simulation.disks import Disk
+from nearcast.simulation.folders import DiskFolder
 from nearcast.topiclog.keeper import TopicKeeper
 from nearcast.topiclog.log import TopicLog
 from nearcast.topiclog.rules import RuleTable
@@ -13,25 +14,12 @@ from nearcast.topiclog.rules import RuleTable
 _PARTIAL = ".partial"
 
 
-class TopicDisk:
+class TopicDisk(DiskFolder):
     """A folder of a simulated disk, as a :class:`~nearcast.topiclog.storage.Storage`."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
-        self._disk = disk
-        self._folder = folder
+        super().__init__(disk, folder)
         self._active = ""
-
-    def path(self, name: str) -> str:
-        return self._folder + name
-
-    def names(self) -> list[str]:
-        return [name[len(self._folder) :] for name in self._disk.list(self._folder)]
-
-    def size(self, name: str) -> int:
-        return self._disk.length(self.path(name))
-
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        return self._disk.read(self.path(name))[offset : offset + size]
 
     def view(self, name: str, size: int) -> memoryview:
         return memoryview(self._disk.read(self.path(name)))

@@ -61,7 +61,6 @@ GROUPED: Final = 0x08
 FLOOR: Final = 0x10
 
 MAX_BLOCK_BYTES: Final = 1 << 30
-MAX_PUBLISHER_BYTES: Final = 65_535
 
 _REST: Final = struct.Struct("<BBHIQqII")
 _SIZES: Final = struct.Struct("<II")
