@@ -93,8 +93,7 @@ class Client:
         self._follow_server_reference = follow_server_reference
         self._max_queued_messages = max(1, max_queued_messages)
         self._rng = rng if rng is not None else random.Random()
-        username = username if username is not None else self._endpoint.username
-        password = password if password is not None else self._endpoint.password
+        username, encoded_password = self._endpoint.credentials(username, password)
         own_session = session_expiry_seconds is None
         if session_expiry_seconds is None:
             session_expiry_seconds = RECONNECT_SESSION_SECONDS if self._backoff is not None else 0
@@ -105,7 +104,7 @@ class Client:
             keep_alive_seconds=keep_alive_seconds,
             connect_timeout_seconds=connect_timeout_seconds,
             username=username,
-            password=password.encode() if isinstance(password, str) else password,
+            password=encoded_password,
             will=will,
             session_expiry_seconds=session_expiry_seconds,
             end_session_on_disconnect=own_session,

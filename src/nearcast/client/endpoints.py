@@ -73,6 +73,12 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
+    def credentials(self, username: str | None, password: str | bytes | None) -> tuple[str | None, bytes | None]:
+        """User name and password to send: those given, else the URL's."""
+        password = password if password is not None else self.password
+        encoded = password.encode() if isinstance(password, str) else password
+        return (username if username is not None else self.username), encoded
+
     def referred(self, reference: str) -> Endpoint:
         """The endpoint a Server Reference names (section 4.11): a URL or ``host[:port]``; of several, the first.
 

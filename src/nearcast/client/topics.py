@@ -68,12 +68,8 @@ class Topics:
     ) -> None:
         self._endpoint: Endpoint = parse_bulk_url(url)
         self._tls = tls
-        password = password if password is not None else self._endpoint.password
-        self._hello = wire.Hello(
-            client_id=client_id,
-            username=username if username is not None else self._endpoint.username,
-            password=password.encode() if isinstance(password, str) else password,
-        )
+        username, password = self._endpoint.credentials(username, password)
+        self._hello = wire.Hello(client_id=client_id, username=username, password=password)
         self._timeout_seconds = timeout_seconds
         self._patience = Patience(reconnect_seconds)
         self._window_bytes = window_bytes
