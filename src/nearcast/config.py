@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from nearcast.fabricconfig import Fabric
+
 
 def _require(condition: bool, field: str, message: str) -> None:
     """Refuse a value. The backticked field name is what :mod:`nearcast.configfile` finds the line by."""
@@ -424,6 +426,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     topic_log: TopicLogSettings = TopicLogSettings()
     """The log that keeps them."""
+
+    fabric: Fabric = Fabric()
+    """Other brokers that this one forms a fabric with."""
 
     observability: Observability = Observability()
     """Metrics, health, logs, ``$SYS``."""

@@ -47,7 +47,7 @@ from nearcast.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
-from nearcast.mqtt.publication import build, build_all
+from nearcast.mqtt.publication import Publication, build, build_all
 from nearcast.mqtt.requests import Requests
 from nearcast.mqtt.retained import RetainedMessages
 from nearcast.mqtt.routing import Router
@@ -203,6 +203,12 @@ class Engine:
             if retain:
                 self.inbound.retain(publication)
             self.router.publish(route, publication, None, now)
+
+    def bridge(self, publication: Publication, now: float) -> None:
+        """Messages that another broker received, with the identity it gave them; the topic's name has been checked."""
+        if publication.retain:
+            self.inbound.retain(publication)
+        self.router.publish(self.router.route_for(publication.topic), publication, None, now)
 
     def keep_with(self, keeper: Keeper | None) -> None:
         """Which topics are kept is this one's to say, from now on. Called again whenever its answers may have changed."""

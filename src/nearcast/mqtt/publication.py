@@ -91,7 +91,7 @@ class Publication:
     ``packets`` is their wire form as received, in MQTT 5 if ``v5``. ``stride`` is the size of each packet, or 0 when sizes
     differ, which only QoS 0 allows. ``head_size`` counts the bytes from the topic's length to the payload, identifier
     excluded. ``properties`` are the MQTT 5 properties that every receiver gets, encoded, without their length.
-    ``sequence`` is the identity of the first message at this origin; the others count on from it.
+    ``sequence`` is the identity of the first message at its ``origin``; the others count on from it.
     """
 
     def __init__(
@@ -118,6 +118,8 @@ class Publication:
         self.qos = (flags >> 1) & 3
         self.retain = (flags & RETAIN_FLAG) != 0
         self.sequence = 0
+        #: Which broker received it from a client: 0 is this one.
+        self.origin = 0
         # Where the journal has this publication: its name there, and the generation that holds it (0: not written yet).
         self.journal_key = 0
         self.journal_generation = 0
@@ -140,6 +142,7 @@ class Publication:
             return self
         only = build(self.topic, self.payloads()[index], self.qos, self.retain, self.properties, self.expires_at)
         only.sequence = self.sequence + index
+        only.origin = self.origin
         return only
 
     def parts(self, pieces: int) -> list[Publication]:
@@ -151,6 +154,7 @@ class Publication:
             for index, payload in enumerate(self.payloads()):
                 one = build(self.topic, payload, self.qos, self.retain, self.properties, self.expires_at)
                 one.sequence = self.sequence + index
+                one.origin = self.origin
                 singles.append(one)
             return singles
         found: list[Publication] = []
@@ -176,6 +180,7 @@ class Publication:
             self.raw_flags >= 0,
         )
         part.sequence = self.sequence + start
+        part.origin = self.origin
         return part
 
     def form(self, flags: int, identifiers: bytes, alias: int, now: float) -> Form:

@@ -57,6 +57,9 @@ class Target:
         return terms
 
 
+NO_TARGETS: Final[list[Target]] = []
+
+
 class Route:
     """Everything that wants a topic, what keeps it, and how much went through it."""
 
@@ -65,6 +68,8 @@ class Route:
         self.generation = -1
         self.kept: Keeping | None = None
         self.targets: list[Target] = []
+        # Other brokers with subscribers; they get what clients publish here, not what came from another broker.
+        self.peers: list[Target] = []
         self.groups: list[SharedGroup] = []
         self.messages = 0
         self.messages_at_sweep = 0
@@ -122,7 +127,8 @@ class Router:
                     target.own = Target(subscription)
                 else:
                     target.own.merge(subscription)
-        route.targets = list(merged.values())
+        route.targets = [target for target in merged.values() if not target.session.is_peer]
+        route.peers = [target for target in merged.values() if target.session.is_peer]
         route.groups = match.groups
         # The broker's own figures are of no use later on.
         keeper = None if route.topic[:5] == b"$SYS/" else self.keeper
@@ -156,12 +162,16 @@ class Router:
     def publish(self, route: Route, publication: Publication, publisher: Session | None, now: float) -> bool:
         """Hand a publication to everyone who wants it; returns whether anyone did."""
         count = publication.count
-        publication.sequence = self.next_sequence
-        self.next_sequence += count
+        peers = route.peers
+        if publication.origin == 0:
+            publication.sequence = self.next_sequence
+            self.next_sequence += count
+        elif peers:
+            peers = NO_TARGETS
         route.messages += count
         route.bytes += len(publication.packets)
         targets = route.targets
-        if not targets and not route.groups:
+        if not targets and not route.groups and not peers:
             self.effects.stats.unmatched += count
             return False
         if publication.qos == 0:
@@ -176,6 +186,10 @@ class Router:
                         continue
                     target = target.own
                 connection.send_qos0(publication, retain and target.retain_as_published, target.identifiers, now)
+            for target in peers:
+                target.session.forward(publication, now)
+        elif peers:
+            self._publish_acknowledged(targets + peers, publication, publisher, now)
         elif targets:
             self._publish_acknowledged(targets, publication, publisher, now)
         for group in route.groups:

@@ -105,6 +105,8 @@ class Session:
         # Of those whose messages belong in the topic log, the mark they have there; 0: the log lost them in a crash.
         self.marks: dict[int, int] | None = None
         self.unsent: Unsent | None = None
+        #: Whether this is another broker's session (:mod:`nearcast.fabric.channels`), and no client's.
+        self.is_peer = False
 
     # --- outbound -------------------------------------------------------------------------------------------------------
 
@@ -118,6 +120,10 @@ class Session:
         if left == 0:
             return sent
         return sent + self._enqueue(publication, sent, left, terms)
+
+    def forward(self, publication: Publication, now: float) -> None:
+        """Pass a QoS 0 publication on to another broker, whose session this must be."""
+        raise NotImplementedError
 
     def _enqueue(self, publication: Publication, start: int, count: int, terms: Terms) -> int:
         stats = self.effects.stats

@@ -6,7 +6,7 @@ in ``#`` below a node have their own places, so that matching a topic visits onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from nearcast.mqtt.session import Session
@@ -47,6 +47,14 @@ class SharedGroup:
         self.turn = 0
 
 
+class Watcher(Protocol):
+    """Who is told of every subscription that comes or goes; one that is replaced stays."""
+
+    def subscribed(self, group: str, inner_filter: str, client_id: str) -> None: ...
+
+    def unsubscribed(self, group: str, inner_filter: str, client_id: str) -> None: ...
+
+
 class Node:
     """One level of the tree. Containers are made when first needed: most nodes hold one thing."""
 
@@ -77,6 +85,7 @@ class SubscriptionTree:
         self._root = Node()
         self.generation = 0
         self.count = 0
+        self.watcher: Watcher | None = None
 
     def add(self, group: str, inner_filter: str, subscription: Subscription) -> bool:
         """Add or replace a session's subscription; returns whether it is new [MQTT-3.8.4-3]."""
@@ -92,6 +101,8 @@ class SubscriptionTree:
         members[client_id] = subscription
         if is_new:
             self.count += 1
+            if self.watcher is not None:
+                self.watcher.subscribed(group, inner_filter, client_id)
         return is_new
 
     def remove(self, group: str, inner_filter: str, client_id: str) -> bool:
@@ -120,6 +131,8 @@ class SubscriptionTree:
                 del parent.children[levels[depth - 1]]
                 if not parent.children:
                     parent.children = None
+        if self.watcher is not None:
+            self.watcher.unsubscribed(group, inner_filter, client_id)
         return True
 
     def find_group(self, group: str, inner_filter: str) -> SharedGroup | None:

@@ -1,0 +1,101 @@
+"""What the pieces of a fabric look like to :class:`~nearcast.fabric.fabric.Fabric`: another broker, and a part that talks to
+it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nearcast.fabric.links import Link
+
+if TYPE_CHECKING:
+    from nearcast.fabric.channels import PeerSession
+
+FOREVER: Final = float("inf")
+
+
+class Peer:
+    """Another broker. It stays known while it is away; ``number`` is its short name here, 1 and up (0 is this broker).
+
+    ``epoch`` is what its sequence numbers belong to: the same after a restart that recovered its journal, another one after
+    any other restart. ``session`` keeps what it is to get; ``received`` is the last sequence it sent that was taken on,
+    reliable messages and others apart, because the former may wait for a disk and be overtaken."""
+
+    def __init__(self, name: str, number: int, session: PeerSession) -> None:
+        self.name = name
+        self.number = number
+        self.session = session
+        self.epoch = 0
+        self.link: Link | None = None
+        self.up = False
+        self.address = ""
+        self.received = 0
+        self.received_unreliable = 0
+        self.last_seen = 0.0
+
+    def send(self, data: bytes) -> bool:
+        """Send a frame that waits for nothing; false when there is no way to the peer now."""
+        link = self.link
+        if link is None or not self.up:
+            return False
+        link.send(data)
+        return True
+
+    def send_held(self, data: bytes) -> bool:
+        """Send a frame that must not leave before the records that are pending now are durable."""
+        link = self.link
+        if link is None or not self.up:
+            return False
+        link.send_held(data)
+        return True
+
+
+class Part:
+    """One concern of the fabric: it handles its kinds of frames, and is told who comes and goes. All of this does nothing."""
+
+    def peer_up(self, peer: Peer, now: float) -> None:
+        """There is a way to a broker (again). Whatever it must know that is not kept in its session is to be said now."""
+
+    def peer_down(self, peer: Peer, now: float) -> None:
+        """There is none any more: what was sent may or may not have arrived."""
+
+    def peer_gone(self, peer: Peer, now: float) -> None:
+        """The broker left for good, or was away too long."""
+
+    def handle(self, peer: Peer, content: bytes, now: float) -> None:
+        """A frame of one of this part's kinds. ``ValueError`` and RemoteProtocolError end the link."""
+
+    def settle(self, now: float) -> None:
+        """Called once after every event, before output is sent: the place to send what gathered meanwhile as one frame."""
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+
+    def next_deadline(self) -> float:
+        """When :meth:`tick` is needed next."""
+        return FOREVER
+
+
+class LinkUser:
+    """What is done with links of one role other than broker (gateways, controllers)."""
+
+    def link_up(self, link: Link, now: float) -> None:
+        """A link of this role is authenticated."""
+
+    def link_frame(self, link: Link, content: bytes, now: float) -> None:
+        """A frame arrived on it."""
+
+    def link_down(self, link: Link, now: float) -> None:
+        """It is gone."""
+
+    def link_writable(self, link: Link, now: float) -> None:
+        """It has room again."""
+
+    def settle(self, now: float) -> None:
+        """As :meth:`Part.settle`."""
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+
+    def next_deadline(self) -> float:
+        """When :meth:`tick` is needed next."""
+        return FOREVER

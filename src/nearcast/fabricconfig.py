@@ -1,0 +1,98 @@
+"""What a broker has to know to be part of a fabric: who it is, whom it trusts, where it finds others.
+
+Part of :mod:`nearcast.config`, which includes it in a broker's configuration; written by the same rules.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    """Refuse a value, as in :mod:`nearcast.config`."""
+    if not condition:
+        raise ValueError(f"`{field}` {message}")
+
+
+class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One broker's place in a fabric of brokers. Without ``secret_file`` a broker is on its own."""
+
+    name: str | None = None
+    """What this broker is called in the fabric: unique there, and the same after a restart. Unset: the machine's host name and
+    the port of its first MQTT listener."""
+
+    secret_file: str | None = None
+    """File with the secret that all nodes of a fabric share (``nearcast secret FILE`` makes one). Whoever has it is part of
+    the fabric; nodes prove to each other that they do, and never send it. Setting it makes the broker part of a fabric."""
+
+    controller: str | None = None
+    """``host:port`` of the controller, which tells brokers of each other. Unset: only ``peers`` are known."""
+
+    peers: tuple[str, ...] = ()
+    """Link addresses (``host:port``) of brokers that are dialled from the start, with or without a controller."""
+
+    advertise: str | None = None
+    """``host:port`` at which other nodes reach this broker's link listener. Unset: the listener's own address."""
+
+    tls: bool = False
+    """Whether links that this broker opens are TLS. The other end needs a ``link-tls`` listener then."""
+
+    ca_file: str | None = None
+    """PEM file with the authorities that vouch for other nodes' certificates. Unset: the system's."""
+
+    certificate_file: str | None = None
+    """PEM file with the certificate this broker shows when it opens a link, where the other end asks for one."""
+
+    key_file: str | None = None
+    """PEM file with that certificate's private key."""
+
+    max_queued_messages: int = 100_000
+    """QoS 1 and 2 messages kept in memory for one other broker until it has them. With a data directory, further ones wait on
+    disk; without one they are dropped and counted. Too low loses messages of a short outage; too high costs memory."""
+
+    max_queued_bytes: int = 67_108_864
+    """The same bound in bytes; whichever is reached first holds."""
+
+    max_spilled_bytes: int = 8_589_934_592
+    """Bytes that may wait on disk for one other broker. Beyond, messages for it are dropped and counted."""
+
+    max_unconfirmed_bytes: int = 4_194_304
+    """Bytes sent to another broker and not yet confirmed by it. Too low makes throughput follow the distance; too high makes a
+    reconnect send much again."""
+
+    catch_up_bytes_per_second: int = 16_777_216
+    """How fast what gathered during an outage is sent once a link is back, so that live messages keep their latency. 0: as
+    fast as the link takes it."""
+
+    keep_for_seconds: float = 86_400.0
+    """How long messages are kept for a broker that is away, and its interest counts. Then it is forgotten, as if it had
+    left."""
+
+    probe_interval_seconds: float = 1.0
+    """How often a silent link is probed."""
+
+    fail_after_seconds: float = 5.0
+    """A link that answers no probe for so long is given up, whatever TCP says. Too low takes a slow network for a dead one;
+    too high keeps messages waiting for a dead broker."""
+
+    retained_interval_seconds: float = 2.0
+    """How often retained messages that changed are copied to brokers where nobody subscribes to them; only the last one of
+    each topic is. Too low sends what nobody wants; too high lets new subscribers find an old one."""
+
+    move_timeout_seconds: float = 10.0
+    """How long preparing to move a client may take before it is given up; the client stays where it is."""
+
+    def __post_init__(self) -> None:
+        name = self.name
+        _require(name is None or (0 < len(name.encode()) <= 128 and name.isprintable()), "name", "must be 1 to 128 characters")
+        for field in ("max_queued_messages", "max_queued_bytes", "max_unconfirmed_bytes"):
+            _require(getattr(self, field) >= 1, field, "must be at least 1")
+        for field in ("max_spilled_bytes", "catch_up_bytes_per_second"):
+            _require(getattr(self, field) >= 0, field, "must not be negative")
+        for field in ("keep_for_seconds", "probe_interval_seconds", "retained_interval_seconds", "move_timeout_seconds"):
+            _require(getattr(self, field) > 0, field, "must be above 0")
+        _require(
+            self.fail_after_seconds > self.probe_interval_seconds, "fail_after_seconds", "must be above probe_interval_seconds"
+        )
+        if self.controller is not None or self.peers:
+            _require(self.secret_file is not None, "secret_file", "is needed to be part of a fabric: `nearcast secret FILE`")
