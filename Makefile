@@ -16,7 +16,7 @@ HOT_TESTS := $(wildcard tests/unit tests/property tests/conformance tests/integr
 # What the compiled modules are made from. errors, config and clock count too: mypyc inlines their constants. The stamp's name
 # holds the list of files, so that one which appears or goes away rebuilds as well; see "Two builds" in CONTRIBUTING.md.
 HOT := $(wildcard $(addprefix src/nearcast/,$(shell grep -v '^\#' hot-modules.txt))) \
-	src/nearcast/errors.py src/nearcast/config.py src/nearcast/clock.py
+	src/nearcast/errors.py src/nearcast/config.py src/nearcast/fabricconfig.py src/nearcast/clock.py
 HOT_NAMES := $(shell echo $(NEARCAST_COMPILE) $(sort $(HOT)) | cksum | cut -d' ' -f1)
 COMPILED := $(STAMPS)/compiled-$(HOT_NAMES)
 
