@@ -191,8 +191,9 @@ def broker(
         allow_anonymous=allow_anonymous,
     )
     # Imported here, so that `nearcast pub` does not load a broker.
-    from nearcast.broker import logs, running
+    from nearcast.broker import running
     from nearcast.broker.process import Broker
+    from nearcast.serving import logs
 
     def announce(started: Broker) -> None:
         if ready_file is not None:

@@ -18,13 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from nearcast.broker import logs
 from nearcast.broker.files import failing, sync_directory
 from nearcast.config import Persistence
 from nearcast.errors import StorageUnavailable
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import SNAPSHOT_STEP_BYTES, Journaling
 from nearcast.mqtt.keeping import MarkedLog
+from nearcast.serving import logs
 
 
 class Journal:

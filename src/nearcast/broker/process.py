@@ -15,14 +15,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from nearcast import __version__
-from nearcast.broker import logs, reloading
+from nearcast.broker import reloading
 from nearcast.broker.access_rules import load_access_list
-from nearcast.broker.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.bulk import BulkPort, BulkTransport
-from nearcast.broker.certificates import server_context
 from nearcast.broker.journal import Journal, open_journal
-from nearcast.broker.listeners import SECURE_KINDS, BoundListener, bind_tcp
+from nearcast.broker.listeners import SECURE_KINDS, BoundListener
 from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
 from nearcast.broker.rates import Rates
@@ -40,6 +38,10 @@ from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer, Verdict
 from nearcast.mqtt.connection import CONNECTED, Connection
 from nearcast.mqtt.engine import Engine
+from nearcast.serving import logs
+from nearcast.serving.admission import bounded_connections, connect_rate, is_loopback
+from nearcast.serving.certificates import server_context
+from nearcast.serving.sockets import bind_tcp
 
 TICK_SECONDS = 0.1
 """How exactly time-outs are kept. One timer serves all connections."""

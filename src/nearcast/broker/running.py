@@ -10,10 +10,10 @@ import msgspec
 import uvloop
 
 from nearcast import compiled
-from nearcast.broker import logs
-from nearcast.broker.certificates import server_context
 from nearcast.broker.process import Broker
 from nearcast.config import BrokerConfig
+from nearcast.serving import logs
+from nearcast.serving.certificates import server_context
 
 
 def ready_report(broker: Broker) -> bytes:

@@ -25,13 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from nearcast.broker import logs
 from nearcast.broker.producers import PREFIX, Remembered, producer_of
 from nearcast.broker.staging_files import Attempt, Decision, StagingFiles, Upload, key_of
 from nearcast.broker.topic_files import DIRECTORY
 from nearcast.broker.topic_keeping import Run
 from nearcast.errors import BatchRefused, NearcastError, RemoteProtocolError, RequestRefused
 from nearcast.mqtt import reasons
+from nearcast.serving import logs
 from nearcast.topiclog import wire
 from nearcast.topiclog.marks import Mark
 from nearcast.topiclog.uploads import Rows

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nearcast.broker import logs
 from nearcast.broker.topic_files import DIRECTORY, TopicFiles
 from nearcast.broker.topics import Definitions, TopicRules
 from nearcast.clock import Clock
@@ -25,6 +24,7 @@ from nearcast.config import BrokerConfig, TopicRule
 from nearcast.errors import BatchRefused, LocalProtocolError, NearcastError, RequestRefused, StorageCorrupt, StorageUnavailable
 from nearcast.mqtt import reasons
 from nearcast.mqtt.engine import Engine
+from nearcast.serving import logs
 from nearcast.topiclog.blocks import GROUPED, RETAIN
 from nearcast.topiclog.jobs import Job
 from nearcast.topiclog.keeper import TopicKeeper, TopicKeeping

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nearcast.broker import admission
-from nearcast.broker.admission import ConnectRate, is_loopback, source_of
 from nearcast.clock import ManualClock
+from nearcast.serving import admission
+from nearcast.serving.admission import ConnectRate, is_loopback, source_of
 
 
 def test_burst_then_rate() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nearcast.broker import logs
 from nearcast.clock import ManualClock
+from nearcast.serving import logs
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import ipaddress
 import logging
 import resource
 
-from nearcast.broker import logs
 from nearcast.clock import Clock
 from nearcast.config import Security
+from nearcast.serving import logs
 
 MAX_SOURCES = 65_536
 

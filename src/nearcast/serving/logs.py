@@ -16,7 +16,7 @@ import msgspec
 
 from nearcast.clock import Clock
 
-logger = logging.getLogger("nearcast.broker")
+logger = logging.getLogger("nearcast")
 
 MAX_VALUE_CHARACTERS = 160
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -72,7 +72,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """(Re)install the broker's log handler. Only this logger is touched, and its events go nowhere else."""
+    """(Re)install the log handler. Only the package's logger is touched, and its events go nowhere else."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
     logger.addHandler(logging.StreamHandler(stream if stream is not None else sys.stderr))
