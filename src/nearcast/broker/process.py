@@ -20,7 +20,7 @@ from nearcast.broker.access_rules import load_access_list
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.bulk import BulkPort, BulkTransport
 from nearcast.broker.journal import Journal, open_journal
-from nearcast.broker.listeners import SECURE_KINDS, BoundListener
+from nearcast.broker.listeners import BoundListener
 from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
 from nearcast.broker.rates import Rates
@@ -41,6 +41,7 @@ from nearcast.mqtt.engine import Engine
 from nearcast.serving import logs
 from nearcast.serving.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.serving.certificates import server_context
+from nearcast.serving.listeners import SECURE_KINDS
 from nearcast.serving.sockets import bind_tcp
 
 TICK_SECONDS = 0.1
@@ -248,6 +249,10 @@ class Broker:
             return True
         self.events.event(logging.WARNING, "connection refused", peer=address or "unix", listener=listener, reason=reason)
         return False
+
+    def handshake_seconds(self) -> float:
+        """How long a TLS handshake may take."""
+        return self.config.limits.connect_timeout_seconds
 
     def opened(self, handle: ClientTransport, peer: Peer) -> None:
         """A transport was accepted and admitted."""
