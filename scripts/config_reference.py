@@ -32,9 +32,9 @@ CONFIGURATION = Page(
     introduction="""# Configuration
 
 `nearcast broker --config FILE` reads TOML. Every key is optional unless it says otherwise; unknown keys are refused.
-This page is made from `src/nearcast/config.py` by `scripts/config_reference.py`.
+This page is made from `src/nearcast/config.py` and `fabricconfig.py` by `scripts/config_reference.py`.
 """,
-    modules=("config.py",),
+    modules=("config.py", "fabricconfig.py"),
     tables={
         "BrokerConfig": "Top level",
         "Listener": "`[[listeners]]`",
@@ -46,6 +46,7 @@ This page is made from `src/nearcast/config.py` by `scripts/config_reference.py`
         "Retention": "`[topics.retention]`",
         "TopicLogSettings": "`[topic_log]`",
         "Observability": "`[observability]`",
+        "Fabric": "`[fabric]`",
     },
     parts={},
 )
@@ -185,6 +186,8 @@ A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast 
         "Conditions": "Conditions: `access`, `local`, `conditions`, and part of every link",
         "Scenario": "Top level of a scenario",
         "Broker": "`[[brokers]]`",
+        "Controller": "`[controller]`",
+        "Gateway": "`[[gateways]]`",
         "Clients": "`[[clients]]`",
         "Publishing": "`[[clients.publish]]`",
         "Subscribing": "`[[clients.subscribe]]`",

@@ -19,7 +19,7 @@ from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import shown, unknown
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.topology import MAX_HOSTS, Host, Topology
-from nearcast.scenario.workload import MAX_CLIENTS
+from nearcast.scenario.workload import MAX_CLIENTS, OWN_HOST
 
 
 class Problem(NamedTuple):
@@ -143,12 +143,16 @@ def scenario_problems(scenario: Scenario, topology: Topology) -> Iterator[Proble
     hosts = _Hosts(topology)
     listening: dict[tuple[str, int], str] = {}
     for position, broker in enumerate(scenario.brokers):
-        yield from hosts.some(broker.host, ("brokers", position, "host"))
-        for host in match_hosts(broker.host, hosts.names):
-            where = f"brokers[{position}]"
-            before = listening.setdefault((host, broker.port), where)
-            if before != where:
-                yield _problem(("brokers", position), f"port {broker.port} of {host} is taken by {before} already")
+        ports = (broker.port, broker.link_port) if broker.fabric else (broker.port,)
+        yield from _claim_ports(listening, hosts, broker.host, ports, ("brokers", position))
+    for position, gateway in enumerate(scenario.gateways):
+        yield from _claim_ports(listening, hosts, gateway.host, (gateway.port,), ("gateways", position))
+        if not any(broker.fabric for broker in scenario.brokers):
+            yield _problem(("gateways", position), "has no broker to go to: none of [[brokers]] has `fabric = true`")
+    if scenario.controller is not None:
+        yield from hosts.one(scenario.controller.host, ("controller", "host"))
+        ports = (scenario.controller.port, scenario.controller.http_port)
+        yield from _claim_ports(listening, hosts, scenario.controller.host, ports, ("controller",))
     yield from _client_problems(scenario, topology, hosts, listening)
     end_s = scenario.duration_s + scenario.settle_s
     sites = {site.name for site in topology.sites}
@@ -176,6 +180,19 @@ def scenario_problems(scenario: Scenario, topology: Topology) -> Iterator[Proble
             yield _problem(("random_faults", "quiet_s"), message)
 
 
+def _claim_ports(
+    listening: dict[tuple[str, int], str], hosts: _Hosts, pattern: str, ports: tuple[int, ...], steps: Steps
+) -> Iterator[Problem]:
+    """A node listens on these ports of the hosts that a pattern means."""
+    yield from hosts.some(pattern, (*steps, "host"))
+    where = key_of(steps)
+    for host in match_hosts(pattern, hosts.names):
+        for port in ports:
+            before = listening.setdefault((host, port), where)
+            if before != where:
+                yield _problem(steps, f"port {port} of {host} is taken by {before} already")
+
+
 def _client_problems(
     scenario: Scenario, topology: Topology, hosts: _Hosts, listening: Collection[tuple[str, int]]
 ) -> Iterator[Problem]:
@@ -186,8 +203,10 @@ def _client_problems(
     for position, group in enumerate(scenario.clients):
         yield from _claim(groups, group.name, ("clients", position, "name"))
         yield from hosts.some(group.host, ("clients", position, "host"))
-        yield from hosts.some(group.broker, ("clients", position, "broker"))
         at = match_hosts(group.host, hosts.names)
+        brokers = at if group.broker == OWN_HOST else match_hosts(group.broker, hosts.names)
+        if group.broker != OWN_HOST:
+            yield from hosts.some(group.broker, ("clients", position, "broker"))
         total += group.count * len(at)
         if total > MAX_CLIENTS:
             yield _problem(("clients", position, "count"), f"more than {MAX_CLIENTS:,} clients in all")
@@ -197,10 +216,10 @@ def _client_problems(
             for number in range(1, group.count + 1):
                 name = group.name if group.count == 1 else f"{group.name}-{number}"
                 yield from _claim(names, name, ("clients", position, "name"))
-        if scenario.protocol == "mqtt":
-            for host in match_hosts(group.broker, hosts.names):
+        if scenario.protocol in ("mqtt", "fabric"):
+            for host in brokers:
                 if (host, group.port) not in listening and host not in programs:
-                    message = f"nothing listens on port {group.port} of {host}: add it to [[brokers]]"
+                    message = f"nothing listens on port {group.port} of {host}: add it to [[brokers]] or [[gateways]]"
                     yield _problem(("clients", position, "broker"), message)
                     break
 

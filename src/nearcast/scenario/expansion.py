@@ -10,9 +10,9 @@ import msgspec
 from nearcast.errors import ConfigError
 from nearcast.scenario.placeholders import fill, rename
 from nearcast.scenario.rules import unknown
-from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.scenario import Broker, Gateway, Scenario
 from nearcast.scenario.topology import Process, Topology
-from nearcast.scenario.workload import Clients, Publishing, Subscribing
+from nearcast.scenario.workload import OWN_HOST, Clients, Publishing, Subscribing
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -26,7 +26,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     host: str
     broker: str
-    """The host it connects to."""
+    """The host it connects to: a broker's or a gateway's."""
 
     port: int
     publish: tuple[Publishing, ...]
@@ -39,6 +39,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start_s: float
     stop_s: float
     """When it stops publishing."""
+
+    leave_s: float | None = None
+    """When it disconnects for good; None: at the end of the run."""
 
 
 def match_hosts(pattern: str, hosts: Sequence[str]) -> list[str]:
@@ -94,6 +97,16 @@ def expand_brokers(scenario: Scenario) -> tuple[Broker, ...]:
     )
 
 
+def expand_gateways(scenario: Scenario) -> tuple[Gateway, ...]:
+    """Every gateway on its own host, in the order of the scenario."""
+    hosts = topology_of(scenario).host_names()
+    return tuple(
+        msgspec.structs.replace(gateway, host=host)
+        for position, gateway in enumerate(scenario.gateways)
+        for host in _matched(gateway.host, hosts, f"gateways[{position}].host")
+    )
+
+
 def expand_clients(scenario: Scenario) -> tuple[Client, ...]:
     """Every client, in the order of the scenario: group by group, host by host."""
     hosts = topology_of(scenario).host_names()
@@ -105,7 +118,8 @@ def expand_clients(scenario: Scenario) -> tuple[Client, ...]:
 
 
 def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: float) -> Iterator[Client]:
-    brokers = _matched(group.broker, hosts, f"clients[{position}].broker")
+    beside = group.broker == OWN_HOST
+    brokers = () if beside else _matched(group.broker, hosts, f"clients[{position}].broker")
     number = 0
     for host in _matched(group.host, hosts, f"clients[{position}].host"):
         prefix = f"{group.name}@{host}" if group.host.endswith("*") else group.name
@@ -117,7 +131,7 @@ def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: floa
                 index=index,
                 host=host,
                 # In turn over the whole group, not from the first broker again on each host.
-                broker=brokers[number % len(brokers)],
+                broker=host if beside else brokers[number % len(brokers)],
                 port=group.port,
                 publish=tuple(
                     msgspec.structs.replace(stream, topic=fill(stream.topic, words)) if "{" in stream.topic else stream
@@ -132,6 +146,7 @@ def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: floa
                 keepalive_s=group.keepalive_s,
                 start_s=group.start_s,
                 stop_s=duration_s if group.stop_s is None else min(group.stop_s, duration_s),
+                leave_s=group.stop_s if group.leave else None,
             )
             number += 1
 

@@ -14,6 +14,9 @@ from nearcast.scenario.rules import require, require_range, require_seconds
 MAX_CLIENTS = 1_000_000
 """Clients of one scenario."""
 
+OWN_HOST = "{host}"
+"""In place of a broker's host: the one that the client is on, which has a broker or gateway of its own."""
+
 PLACEHOLDERS = ("client", "index", "host")
 """What may stand in braces in a topic or filter."""
 
@@ -93,10 +96,11 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A host, or with a trailing ``*`` all that begin so: then each gets such a group, and its name is ``name@host``."""
 
     broker: str
-    """Host they connect to; with a trailing ``*``, the hosts that begin so in turn."""
+    """Host of the broker or gateway they connect to; with a trailing ``*``, the hosts that begin so in turn; ``{host}``, each
+    client's own."""
 
     port: int = 1883
-    """The broker's port."""
+    """The port of that broker or gateway."""
 
     count: int = 1
     """How many such clients on each host."""
@@ -123,6 +127,9 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop_s: float | None = None
     """When they stop publishing, in seconds after the start; unset goes on until the scenario's ``duration_s``."""
 
+    leave: bool = False
+    """Whether they also disconnect at ``stop_s``, with a DISCONNECT, and are gone for the rest of the run."""
+
     def __post_init__(self) -> None:
         plain = 0 < len(self.name) <= 200 and not set(self.name) & set("/+#@*\0")
         require(plain, "name", "must be 1 to 200 characters, none of / + # @ *")
@@ -132,3 +139,4 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         require_seconds(self.start_s, "start_s")
         require_seconds(self.stop_s, "stop_s")
         require(self.stop_s is None or self.stop_s > self.start_s, "stop_s", "must be after `start_s`")
+        require(not self.leave or self.stop_s is not None, "leave", "needs `stop_s`: it says when")

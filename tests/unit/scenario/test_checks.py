@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 import pytest
 
 from nearcast.errors import ConfigError
@@ -9,8 +14,9 @@ from nearcast.network.conditions import Conditions
 from nearcast.scenario.checks import check_scenario, check_topology, event_problems
 from nearcast.scenario.events import ChangeAccess, ChangeLink, Cut, Event, Heal, Kill, Move
 from nearcast.scenario.files import load_topology
-from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
 from nearcast.scenario.topology import Host, LatencyModel, Site, SiteLink, Topology
+from nearcast.scenario.workload import Clients
 
 IOV = load_topology("iov")
 
@@ -75,3 +81,57 @@ def test_an_unknown_city_is_a_problem_of_its_site() -> None:
 
 def test_one_site_needs_no_links() -> None:
     check_topology(Topology(name="t", sites=(Site(name="a"),), hosts=(Host(name="h", site="a", count=3),)))
+
+
+FABRIC = Topology(
+    name="t",
+    sites=(Site(name="a"),),
+    hosts=(Host(name="broker", site="a"), Host(name="car", site="a"), Host(name="hq", site="a")),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"controller": Controller(host="hp")}, "`controller.host`: no host 'hp'; there are broker, car, hq"),
+        ({"controller": Controller(host="broker", port=1884)}, "port 1884 of broker is taken by brokers[0] already"),
+        ({"controller": Controller(host="car", http_port=1883)}, "port 1883 of car is taken by gateways[0] already"),
+        (
+            {"brokers": (Broker(host="broker"),)},
+            "`gateways[0]`: has no broker to go to: none of [[brokers]] has `fabric = true`",
+        ),
+        ({"gateways": ()}, "nothing listens on port 1883 of car: add it to [[brokers]] or [[gateways]]"),
+        ({"gateways": (Gateway(host="c"),)}, "`gateways[0].host`: no host 'c'"),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["mqtt", "fabric"])
+def test_nodes_of_a_fabric(changes: dict[str, Any], message: str, protocol: str) -> None:
+    good = Scenario(
+        name="s",
+        topology=FABRIC,
+        protocol=protocol,
+        brokers=(Broker(host="broker", fabric=True),),
+        gateways=(Gateway(host="car"),),
+        controller=Controller(host="hq"),
+        clients=(Clients(name="c", host="car", broker="{host}"),),
+    )
+    check_scenario(good, FABRIC)
+    with pytest.raises(ConfigError) as caught:
+        check_scenario(msgspec.structs.replace(good, **changes), FABRIC)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Broker(host="b", fabric=True, port=1884), "`link_port` must not be the same as `port`"),
+        (lambda: Broker(host="b", start_s=5, stop_s=5), "`stop_s` must be after `start_s`"),
+        (lambda: Controller(host="b", http_port=1885), "`http_port` must not be the same as `port`"),
+        (lambda: Controller(host="b", interval_s=0), "`interval_s` must be above 0"),
+        (lambda: Gateway(host="b", port=0), "`port` must be between 1 and 65,535"),
+        (lambda: Clients(name="c", host="b", broker="b", leave=True), "`leave` needs `stop_s`"),
+    ],
+)
+def test_nodes_that_make_no_sense(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        wrong()

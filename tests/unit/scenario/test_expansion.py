@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nearcast.errors import ConfigError
-from nearcast.scenario.expansion import expand_brokers, expand_clients, match_hosts, topology_of
+from nearcast.scenario.expansion import expand_brokers, expand_clients, expand_gateways, match_hosts, topology_of
 from nearcast.scenario.placeholders import fill, placeholders
-from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.scenario import Broker, Gateway, Scenario
 from nearcast.scenario.topology import Host, Site, Topology
 from nearcast.scenario.workload import Clients, Publishing, Subscribing
 
@@ -42,6 +42,20 @@ def test_brokers() -> None:
     )
 
 
+def test_gateways_and_the_names_of_nodes() -> None:
+    found = expand_gateways(scenario(gateways=(Gateway(host="car-*", start_s=3), Gateway(host="bus", port=2))))
+    assert found == (*(Gateway(host=f"car-{n}", start_s=3) for n in (1, 2, 3)), Gateway(host="bus", port=2))
+    assert [gateway.name for gateway in found] == ["gateway-car-1", "gateway-car-2", "gateway-car-3", "gateway-bus-2"]
+    assert [broker.name for broker in expand_brokers(scenario())] == ["broker-1", "broker-2", "bus-1"]
+    with pytest.raises(ConfigError, match=r"`gateways\[0\]\.host`: no host 'x\*'"):
+        expand_gateways(scenario(gateways=(Gateway(host="x*"),)))
+
+
+def test_clients_beside_their_gateway() -> None:
+    clients = expand_clients(scenario(Clients(name="c", host="car-*", broker="{host}", count=2)))
+    assert [client.broker for client in clients] == [client.host for client in clients]
+
+
 def test_names_and_topics_of_one_host() -> None:
     group = Clients(
         name="driver",
@@ -71,6 +85,8 @@ def test_when_clients_stop() -> None:
     stops = [None, 20.0, 500.0]
     groups = [Clients(name=f"c{n}", host="bus", broker="broker-1", stop_s=stop) for n, stop in enumerate(stops)]
     assert [client.stop_s for client in expand_clients(scenario(*groups))] == [60, 20, 60]
+    leaving = Clients(name="c", host="bus", broker="broker-1", stop_s=20, leave=True)
+    assert [client.leave_s for client in expand_clients(scenario(leaving, *groups))] == [20, None, None, None]
 
 
 def test_what_matches_nothing_is_refused() -> None:
