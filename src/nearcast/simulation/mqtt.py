@@ -20,8 +20,7 @@ workload. What must hold is in :mod:`nearcast.simulation.mqtt_invariants`. Setti
 from __future__ import annotations
 
 import math
-from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -29,17 +28,15 @@ from nearcast.config import Limits, TopicRule
 from nearcast.errors import ConfigError
 from nearcast.scenario.expansion import expand_brokers, expand_clients
 from nearcast.scenario.scenario import Broker, Scenario
-from nearcast.simulation.hosts import Host, Node
+from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant, Protocol
 from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_client import SimulatedClient, Workload
 from nearcast.simulation.mqtt_invariants import Ledger
 from nearcast.simulation.mqtt_log_invariants import LogLedger
 from nearcast.simulation.mqtt_topics import SimulatedTopics
-from nearcast.simulation.streams import Stream
+from nearcast.simulation.programs import ProgramNode
 from nearcast.simulation.world import World
-
-TOKENS_PER_BROKER: Final = 2
 
 
 class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,102 +56,20 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("`segment_bytes` and `max_topics` must be at least 1")
 
 
-class MqttNode(Node):
+class MqttNode(ProgramNode):
     """Everything MQTT on one host: any number of brokers, each on its port, and of clients."""
 
     def __init__(self, host: Host, protocol: Mqtt) -> None:
         super().__init__(host)
         self.brokers: dict[int, SimulatedBroker] = {}
         for broker in protocol.brokers_of.get(host.name, ()):
-            token = TOKENS_PER_BROKER * len(self.brokers)
-            self.brokers[broker.port] = protocol.make_broker(host, broker, token)
-        # A stream that is no client's was accepted by the broker on its port.
-        self._clients_of: dict[Stream, SimulatedClient] = {}
-        workloads = protocol.workloads_of.get(host.name, ())
-        clients = [SimulatedClient(host, each, host.world.host(each.client.broker), self._clients_of) for each in workloads]
-        self._programs: list[SimulatedBroker | SimulatedClient] = [*self.brokers.values(), *clients]
-        self._numbers = {id(program): number for number, program in enumerate(self._programs)}
-        # When each program is looked at next, never later than it has something to do; others wait in the queue unseen.
-        self._looks_at = [math.inf] * len(self._programs)
-        self._queue: list[tuple[float, int]] = []
-
-    def start(self) -> None:
-        for program in self._programs:
-            program.start()
-        for program in self._programs:
-            self._plan(program)
-
-    def woken(self) -> None:
-        now = self.host.now
-        queue = self._queue
-        due: list[int] = []
-        while queue and queue[0][0] <= now:
-            when, number = heappop(queue)
-            if when == self._looks_at[number]:  # else an earlier look was asked for since, and has been
-                self._looks_at[number] = math.inf
-                due.append(number)
-        for number in due:
-            self._programs[number].tick()
-            self._look(number)
-        self._wake()
-
-    def accepted(self, stream: Stream, port: int) -> None:
-        broker = self.brokers[port]
-        broker.accepted(stream)
-        self._plan(broker)
-
-    def opened(self, stream: Stream) -> None:
-        client = self._clients_of.get(stream)
-        if client is not None:
-            client.opened(stream)
-            self._plan(client)
-
-    def stream_received(self, stream: Stream, data: bytes) -> None:
-        client = self._clients_of.get(stream)
-        if client is not None:
-            client.received(stream, data)
-            self._plan(client)
-        else:
-            broker = self.brokers[stream.port]
-            broker.received(stream, data)
-            self._plan(broker)
-
-    def writable(self, stream: Stream) -> None:
-        if stream not in self._clients_of:
-            broker = self.brokers[stream.port]
-            broker.writable(stream)
-            self._plan(broker)
-
-    def closed(self, stream: Stream, reason: str) -> None:
-        client = self._clients_of.get(stream)
-        if client is not None:
-            client.lost(stream, reason)
-            self._plan(client)
-        else:
-            broker = self.brokers[stream.port]
-            broker.lost(stream)
-            self._plan(broker)
-
-    def synced(self, token: int) -> None:
-        broker = list(self.brokers.values())[token // TOKENS_PER_BROKER]
-        broker.synced(token % TOKENS_PER_BROKER)
-        self._plan(broker)
-
-    def _plan(self, program: SimulatedBroker | SimulatedClient) -> None:
-        """Something happened to a program."""
-        self._look(self._numbers[id(program)])
-        self._wake()
-
-    def _look(self, number: int) -> None:
-        # A deadline that moved away is found out when the old one comes; one that came nearer has to be known now.
-        deadline = self._programs[number].next_deadline()
-        if deadline < self._looks_at[number]:
-            self._looks_at[number] = deadline
-            heappush(self._queue, (deadline, number))
-
-    def _wake(self) -> None:
-        if self._queue:
-            self.host.wake_at(self._queue[0][0])
+            made = protocol.make_broker(host, broker, self)
+            self.brokers[broker.port] = made
+            self.ports[broker.port] = made
+            self.add(made)
+        protocol.add_programs(self)
+        for workload in protocol.workloads_of.get(host.name, ()):
+            self.add(SimulatedClient(host, workload, host.world.host(workload.client.broker), self.owners))
 
 
 class Mqtt(Protocol):
@@ -200,7 +115,10 @@ class Mqtt(Protocol):
         self.log_ledger = LogLedger(clients, durable, self.settings.topics, self._process)
         return [self.ledger, self.log_ledger]
 
-    def make_broker(self, host: Host, broker: Broker, token: int) -> SimulatedBroker:
+    def add_programs(self, node: MqttNode) -> None:
+        """What else runs on a host, beside brokers and clients; a subclass may have more."""
+
+    def make_broker(self, host: Host, broker: Broker, node: MqttNode) -> SimulatedBroker:
         """A broker's process."""
         settings = self.settings
         topics = None
@@ -213,7 +131,7 @@ class Mqtt(Protocol):
             settings.limits,
             settings.snapshot_bytes,
             settings.snapshot_step_bytes,
-            token,
+            node,
             topics,
         )
 

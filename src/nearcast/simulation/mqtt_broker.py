@@ -22,6 +22,7 @@ from nearcast.simulation.folders import DiskFolder
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted, TopicsCommitted
 from nearcast.simulation.mqtt_topics import SimulatedTopics
+from nearcast.simulation.programs import Program, ProgramNode
 from nearcast.simulation.streams import Stream
 from nearcast.topiclog.keeper import TopicKeeper
 from nearcast.topiclog.log import TopicLog
@@ -105,8 +106,8 @@ class BrokerTransport:
         self._on_close(self)
 
 
-class SimulatedBroker:
-    """One broker's process. ``token`` is the number of its first flush token on this host; it uses two."""
+class SimulatedBroker(Program):
+    """One broker's process, on a node that it is added to next."""
 
     def __init__(
         self,
@@ -116,12 +117,13 @@ class SimulatedBroker:
         limits: Limits,
         snapshot_bytes: int,
         step_bytes: int,
-        token: int,
+        node: ProgramNode,
         topics: SimulatedTopics | None = None,
     ) -> None:
         self.host = host
         self.port = port
-        self.token = token
+        self.token = node.next_token()
+        self._owners = node.owners
         self.open = False
         self.failed = False
         settings = EngineSettings(limits=limits, durable=durable)
@@ -272,7 +274,7 @@ class SimulatedBroker:
         if not was_reading:
             stream.resume()
 
-    def lost(self, stream: Stream) -> None:
+    def lost(self, stream: Stream, reason: str) -> None:
         transport = self._transports.pop(stream, None)
         if transport is not None and not self.failed:
             self._lose(transport)
@@ -289,6 +291,7 @@ class SimulatedBroker:
         while self._closed and not self.failed:
             for transport in self._closed:
                 self._transports.pop(transport.stream, None)
+                self._owners.pop(transport.stream, None)
                 self._lose(transport)
             self._closed.clear()
             self.commits.flush()

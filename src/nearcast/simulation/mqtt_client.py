@@ -33,6 +33,7 @@ from nearcast.scenario.identity import Identity, encode_identity, publisher_numb
 from nearcast.scenario.schedule import publication_times
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.hosts import Host
+from nearcast.simulation.programs import Program
 from nearcast.simulation.streams import Stream
 
 # What the load client and nearcast.client choose.
@@ -80,10 +81,10 @@ class Workload:
         return min([schedule.next_s for schedule in self.schedules], default=math.inf)
 
 
-class SimulatedClient:
+class SimulatedClient(Program):
     """One client, for the life of its host's process."""
 
-    def __init__(self, host: Host, workload: Workload, broker: Host, streams: dict[Stream, SimulatedClient]) -> None:
+    def __init__(self, host: Host, workload: Workload, broker: Host, streams: dict[Stream, Program]) -> None:
         """``streams`` says whose stream is whose: a client adds its own, and takes it away when it is done with it."""
         self.host = host
         self.client = workload.client
@@ -154,7 +155,7 @@ class SimulatedClient:
     def _let_go(self) -> Stream | None:
         stream, self.stream = self.stream, None
         if stream is not None:
-            del self._streams[stream]
+            self._streams.pop(stream, None)
         return stream
 
     def _try_again(self) -> None:
