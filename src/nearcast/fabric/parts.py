@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import mypyc_attr
+
 from nearcast.fabric.links import Link
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Part:
         return FOREVER
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LinkUser:
     """What is done with links of one role other than broker (gateways, controllers)."""
 
