@@ -65,7 +65,7 @@ TABLE: dict[str, Row] = {
         pure=True,
     ),
     "functions": Row(third_party=DECLARED),
-    "serving": Row(BASE | {"mqtt"}, DECLARED),
+    "serving": Row(BASE | {"mqtt", "fabricconfig"}, DECLARED),
     "broker": Row(BELOW_PROCESSES, DECLARED),
     "gateway": Row(BELOW_PROCESSES, DECLARED),
     "controller": Row(BELOW_PROCESSES, DECLARED),

@@ -125,26 +125,46 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Prefix for response topics, given to MQTT 5 clients that ask for Response Information. Unset: none is given."""
 
 
-DEFAULT_PORTS = {"tcp": 1883, "tls": 8883, "ws": 8083, "wss": 8084, "unix": 0, "bulk": 7883, "bulk-tls": 7884}
+DEFAULT_PORTS = {
+    "tcp": 1883,
+    "tls": 8883,
+    "ws": 8083,
+    "wss": 8084,
+    "unix": 0,
+    "bulk": 7883,
+    "bulk-tls": 7884,
+    "link": 1884,
+    "link-tls": 8885,
+}
+
+SECURE_KINDS = ("tls", "wss", "bulk-tls", "link-tls")
+"""Kinds of listeners that speak TLS."""
+
+LINK_KINDS = ("link", "link-tls")
+"""Kinds of listeners where other nodes of the fabric connect, not clients."""
 
 BULK_PORT_DISTANCE = 6_000
 """How far above its MQTT port a broker's bulk port is, where nothing else is said: 7883 for 1883."""
+
+LINK_PORT_DISTANCE = 1
+"""The same for the port of links: 1884 for 1883."""
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One place where clients connect. A broker has any number of them."""
 
-    kind: Literal["tcp", "tls", "ws", "wss", "unix", "bulk", "bulk-tls"] = "tcp"
-    """MQTT over plain TCP, TLS, WebSocket, WebSocket over TLS, or a Unix socket; or the bulk port, plain or over TLS, where
-    topic logs are read by index and written in batches."""
+    kind: Literal["tcp", "tls", "ws", "wss", "unix", "bulk", "bulk-tls", "link", "link-tls"] = "tcp"
+    """MQTT over plain TCP, TLS, WebSocket, WebSocket over TLS, or a Unix socket; the bulk port, plain or over TLS, where
+    topic logs are read by index and written in batches; or the port where other nodes of the fabric connect, plain or over
+    TLS."""
 
     host: str = "127.0.0.1"
     """Address to listen on. The default is reachable from this machine only; "0.0.0.0" and "::" mean every interface, and then
     clients need credentials unless ``allow_anonymous`` says otherwise."""
 
     port: int | None = None
-    """Port to listen on. Unset: 1883 (tcp), 8883 (tls), 8083 (ws), 8084 (wss), 7883 (bulk), 7884 (bulk-tls).
-    0 takes a free one; the log says which."""
+    """Port to listen on. Unset: 1883 (tcp), 8883 (tls), 8083 (ws), 8084 (wss), 7883 (bulk), 7884 (bulk-tls), 1884 (link),
+    8885 (link-tls). 0 takes a free one; the log says which."""
 
     path: str | None = None
     """For ``unix`` the socket's file. For ``ws`` and ``wss`` the only URL path that is served ("/mqtt"); unset serves any."""
@@ -182,7 +202,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at net.core.somaxconn."""
 
     def __post_init__(self) -> None:
-        secure = self.kind in ("tls", "wss", "bulk-tls")
+        secure = self.kind in SECURE_KINDS
         _require(self.port is None or 0 <= self.port <= 65_535, "port", "must be between 0 and 65,535")
         _require(self.kind != "unix" or bool(self.path), "path", "is needed by a unix listener: the socket's file")
         if self.kind in ("ws", "wss"):
@@ -449,6 +469,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for listener in self.listeners:
             _require(listener.effective_port == 0 or listener.name not in seen, "listeners", f"repeat {listener.name}")
             seen.add(listener.name)
+        links = [listener.name for listener in self.listeners if listener.kind in LINK_KINDS]
+        _require(
+            not links or self.fabric.secret_file is not None,
+            "listeners",
+            f"names {links[0] if links else ''}, which needs fabric.secret_file: `nearcast secret FILE` makes one",
+        )
         _require(self.shutdown_timeout_seconds >= 0, "shutdown_timeout_seconds", "must not be negative")
 
     def engine_settings(self) -> EngineSettings:

@@ -337,6 +337,7 @@ def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
             for listener in listeners
         )
     security = config.security
+    fabric = config.fabric
     return msgspec.structs.replace(
         config,
         listeners=listeners,
@@ -344,4 +345,11 @@ def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
             security, password_file=anchored(security.password_file), acl_file=anchored(security.acl_file)
         ),
         persistence=msgspec.structs.replace(config.persistence, directory=anchored(config.persistence.directory)),
+        fabric=msgspec.structs.replace(
+            fabric,
+            secret_file=anchored(fabric.secret_file),
+            ca_file=anchored(fabric.ca_file),
+            certificate_file=anchored(fabric.certificate_file),
+            key_file=anchored(fabric.key_file),
+        ),
     )

@@ -21,6 +21,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What this broker is called in the fabric: unique there, and the same after a restart. Unset: the machine's host name and
     the port of its first MQTT listener."""
 
+    site: str = ""
+    """Where this broker is, in a word of your choice ("eu-west"); shown beside its name. It decides nothing."""
+
     secret_file: str | None = None
     """File with the secret that all nodes of a fabric share (``nearcast secret FILE`` makes one). Whoever has it is part of
     the fabric; nodes prove to each other that they do, and never send it. Setting it makes the broker part of a fabric."""

@@ -1,4 +1,4 @@
-"""``nearcast broker`` and ``nearcast passwd``. :mod:`nearcast.cli` adds them to the command line through :func:`register`."""
+"""``nearcast broker``, ``nearcast passwd``, ``nearcast secret``. :mod:`nearcast.cli` adds them to the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import typer
 
 from nearcast.broker.access_rules import covers
 from nearcast.broker.passwords import MAX_PASSWORD_BYTES, ScramVerifier, ScryptVerifier, store_user, username_fault
-from nearcast.config import BULK_PORT_DISTANCE, DEFAULT_LISTENERS, BrokerConfig, Listener, TopicRule
+from nearcast.config import (
+    BULK_PORT_DISTANCE,
+    DEFAULT_LISTENERS,
+    LINK_KINDS,
+    LINK_PORT_DISTANCE,
+    BrokerConfig,
+    Listener,
+    TopicRule,
+)
 from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 
@@ -40,14 +48,22 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     password_file: str | None = None
     acl_file: str | None = None
     allow_anonymous: bool | None = None
+    name: str | None = None
+    site: str | None = None
+    fabric_secret: str | None = None
+    link_host: str | None = None
+    link_port: int | None = None
+    advertise: str | None = None
+    controller: str | None = None
+    peers: tuple[str, ...] = ()
 
 
 def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
     """The file's configuration, or the defaults, with the command line's words on top.
 
     ``--host`` and ``--port`` speak of plain TCP: they replace the file's first tcp listener, or add one if it has none. A
-    broker with a data directory whose file names no listeners has a bulk port as well, beside the MQTT port. The topics of
-    ``--durable`` stand behind the file's, which say more about theirs.
+    broker with a data directory whose file names no listeners has a bulk port as well, beside the MQTT port; one that is part
+    of a fabric, a port for links. The topics of ``--durable`` stand behind the file's, which say more about theirs.
     """
     config = load_broker_config(path) if path is not None else BrokerConfig()
     try:
@@ -56,9 +72,20 @@ def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
         if overrides.host is not None or overrides.port is not None:
             config = msgspec.structs.replace(config, listeners=_with_tcp(config.listeners, overrides))
         directory = overrides.data if overrides.data is not None else config.persistence.directory
+        fabric = _replaced(
+            config.fabric,
+            name=overrides.name,
+            site=overrides.site,
+            secret_file=overrides.fabric_secret,
+            advertise=overrides.advertise,
+            controller=overrides.controller,
+            peers=(*config.fabric.peers, *overrides.peers) if overrides.peers else None,
+        )
+        listeners = _with_bulk(config.listeners, overrides, by_default=directory is not None and not named)
         return msgspec.structs.replace(
             config,
-            listeners=_with_bulk(config.listeners, overrides, by_default=directory is not None and not named),
+            listeners=_with_link(listeners, overrides, by_default=fabric.secret_file is not None and not named),
+            fabric=fabric,
             topics=_with_durable(config.topics, overrides.durable),
             persistence=_replaced(config.persistence, directory=overrides.data, sync=overrides.sync),
             observability=_replaced(
@@ -119,6 +146,22 @@ def _with_bulk(listeners: tuple[Listener, ...], overrides: Overrides, *, by_defa
     return tuple(changed)
 
 
+def _with_link(listeners: tuple[Listener, ...], overrides: Overrides, *, by_default: bool) -> tuple[Listener, ...]:
+    """With the link port that was asked for, or with the usual one, right above the MQTT port on the same address."""
+    changed = list(listeners)
+    host, port = overrides.link_host, overrides.link_port
+    for number, listener in enumerate(listeners):
+        if listener.kind in LINK_KINDS:
+            changed[number] = _replaced(listener, host=host, port=port)
+            return tuple(changed)
+    if by_default or host is not None or port is not None:
+        beside = next((listener for listener in listeners if listener.kind == "tcp"), Listener(kind="link"))
+        if port is None and beside.kind == "tcp":
+            port = beside.effective_port + LINK_PORT_DISTANCE if beside.effective_port else 0
+        changed.append(_replaced(Listener(kind="link"), host=host or beside.host, port=port))
+    return tuple(changed)
+
+
 def _with_durable(topics: tuple[TopicRule, ...], durable: tuple[str, ...]) -> tuple[TopicRule, ...]:
     """With the topics of the command line, as far as they are not durable anyway."""
     rules = list(topics)
@@ -162,6 +205,25 @@ def broker(
         bool | None,
         typer.Option("--allow-anonymous/--no-anonymous", help="Clients without credentials (default: loopback only)."),
     ] = None,
+    fabric_secret: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Be part of the fabric that has this secret (`nearcast secret FILE`).")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="This broker's name in the fabric (default: host name and port).")] = None,
+    site: Annotated[str | None, typer.Option(help="Where it is, in a word; shown beside its name.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Link address of another broker to connect to; may be repeated."),
+    ] = None,
+    controller: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Link address of the controller, which knows the others.")
+    ] = None,
+    link_host: Annotated[
+        str | None, typer.Option(help="Address where other nodes of the fabric connect (default: that of the TCP listener).")
+    ] = None,
+    link_port: Annotated[int | None, typer.Option(help="Port where they connect (default: the TCP port + 1; 0: any).")] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where they reach that port, if not at its own address.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help=f"Least severe event to log: {_CHOICES['log_level']}.")] = None,
     log_format: Annotated[str | None, typer.Option(help=f"Form of the log: {_CHOICES['log_format']}.")] = None,
     ready_file: Annotated[
@@ -189,6 +251,14 @@ def broker(
         password_file=password_file,
         acl_file=acl_file,
         allow_anonymous=allow_anonymous,
+        name=name,
+        site=site,
+        fabric_secret=fabric_secret,
+        link_host=link_host,
+        link_port=link_port,
+        advertise=advertise,
+        controller=controller,
+        peers=tuple(peer or ()),
     )
     # Imported here, so that `nearcast pub` does not load a broker.
     from nearcast.broker import running
@@ -265,7 +335,19 @@ def _read_password(from_stdin: bool) -> bytes:
     return password
 
 
+def secret(file: Annotated[str, typer.Argument(help="The file to make; nobody else can read it.")]) -> None:
+    """Make the secret of a new fabric. Copy the file to every machine that is to be part of it, and to no other.
+
+    Example: nearcast secret fabric.secret
+    """
+    from nearcast.serving.secrets import make_secret
+
+    make_secret(file)
+    typer.echo(f"made {file}: give it to the nodes of one fabric (--fabric-secret {file})")
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("broker")(broker)
     app.command("passwd")(passwd)
+    app.command("secret")(secret)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from nearcast.broker.bulk import BulkTransport
 from nearcast.broker.transports import ClientTransport
-from nearcast.config import Listener
+from nearcast.config import LINK_KINDS, Listener
+from nearcast.serving.links import LinkTransport
 from nearcast.serving.listeners import BaseListener
 from nearcast.serving.sockets import ANOTHER_PROCESS
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from nearcast.broker.process import Broker
 
 ANOTHER_BULK_PORT = f"{ANOTHER_PROCESS} --bulk-port takes another port for the bulk port, --no-bulk-port goes without"
+ANOTHER_LINK_PORT = f"{ANOTHER_PROCESS} --link-port takes another port for links"
 
 
 class BoundListener(BaseListener):
@@ -31,6 +33,11 @@ class BoundListener(BaseListener):
         elif config.kind in ("bulk", "bulk-tls"):
             self._transport_class = BulkTransport
             self.when_taken = ANOTHER_BULK_PORT
+        elif config.kind in LINK_KINDS:
+            self.when_taken = ANOTHER_LINK_PORT
 
-    def make_transport(self) -> ClientTransport | BulkTransport:
+    def make_transport(self) -> ClientTransport | BulkTransport | LinkTransport:
+        links = self._broker.links
+        if links is not None and self.config.kind in LINK_KINDS:
+            return links.transport_for(self)
         return self._transport_class(self._broker, self)

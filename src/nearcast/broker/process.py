@@ -20,6 +20,7 @@ from nearcast.broker.access_rules import load_access_list
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.bulk import BulkPort, BulkTransport
 from nearcast.broker.journal import Journal, open_journal
+from nearcast.broker.links import Links
 from nearcast.broker.listeners import BoundListener
 from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
@@ -32,7 +33,7 @@ from nearcast.broker.topic_keeping import KeptTopics
 from nearcast.broker.topics import check_configured
 from nearcast.broker.transports import ClientTransport, peer_name
 from nearcast.clock import Clock, SystemClock
-from nearcast.config import BrokerConfig, Security
+from nearcast.config import LINK_KINDS, SECURE_KINDS, BrokerConfig, Security
 from nearcast.errors import NearcastError, StorageUnavailable
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer, Verdict
@@ -41,7 +42,6 @@ from nearcast.mqtt.engine import Engine
 from nearcast.serving import logs
 from nearcast.serving.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.serving.certificates import server_context
-from nearcast.serving.listeners import SECURE_KINDS
 from nearcast.serving.sockets import bind_tcp
 
 TICK_SECONDS = 0.1
@@ -90,6 +90,10 @@ class Broker:
         self._journal: Journal | None = None
         self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
         self.flush = self._outbox.flush
+        self.links: Links | None = None
+        if config.fabric.secret_file is not None:
+            self.links = Links(self, self._outbox.flush)
+            self.flush = self.links.flush
         self.topics = KeptTopics(config, self.engine, self._clock, self.flush)
         self.bulk = BulkPort(self)
         self.authenticate = self._authenticator.authenticate
@@ -137,6 +141,8 @@ class Broker:
                 self._start_http(self.config.observability.http_host, self.config.observability.http_port)
             for listener in self.listeners:
                 await listener.start()
+            if self.links is not None:
+                self.links.start(self.listeners)
             if self._outbox.failed is not None:
                 raise self._outbox.failed
         except BaseException:
@@ -154,6 +160,8 @@ class Broker:
         self.bulk.abort_all()
         for handle in list(self.handles):
             handle.cut()
+        if self.links is not None:
+            self.links.sockets.cut_all()
         await self._emptied()
         await self.bulk.close()
         await self._stop_http()
@@ -175,6 +183,9 @@ class Broker:
             if handle.connection is not None:
                 self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
         self.flush()
+        if self.links is not None:
+            self.links.say_goodbye("the broker is stopping")
+            self.flush()
         # With a journal that failed, what is held back must not leave, so there is nothing to wait for.
         patience = self.config.shutdown_timeout_seconds if self._outbox.failed is None else 0.0
         try:
@@ -186,6 +197,8 @@ class Broker:
         self.bulk.abort_all()
         for handle in list(self.handles):
             handle.abort()
+        if self.links is not None:
+            self.links.sockets.abort_all()
         await self._emptied()
         await self._stop_http()
         self._authenticator.close()
@@ -232,6 +245,8 @@ class Broker:
             self._empty.clear()
             await self._empty.wait()
         await self.bulk.emptied()
+        if self.links is not None:
+            await self.links.sockets.emptied()
 
     async def _close_listeners(self) -> None:
         for listener in self.listeners:
@@ -314,8 +329,10 @@ class Broker:
         if self.engine.next_deadline() <= now:
             self.engine.tick(now)
             self.flush()
-            if self._outbox.failed is not None:
-                return
+        if self.links is not None and self._outbox.failed is None:
+            self.links.tick(now)
+        if self._outbox.failed is not None:
+            return
         self._ticks += 1
         checks = self._ticks % CHECKS_EVERY_TICKS == 0
         if checks or self.topics.is_behind:
@@ -386,6 +403,8 @@ class Broker:
         self.bulk.abort_all()
         for handle in list(self.handles):
             handle.cut()
+        if self.links is not None:
+            self.links.sockets.cut_all()
         self._stop_asked.set()
 
     def _warn_of_closed_doors(self) -> None:
@@ -395,7 +414,8 @@ class Broker:
             config = listener.config
             allowed = config.allow_anonymous if config.allow_anonymous is not None else security.allow_anonymous
             closed = security.password_file is None and not config.certificate_username and allowed is None
-            if closed and config.kind != "unix" and not is_loopback(config.host) and config.host != "localhost":
+            local = config.kind == "unix" or is_loopback(config.host) or config.host == "localhost"
+            if closed and not local and config.kind not in LINK_KINDS:
                 logs.event(
                     logging.WARNING,
                     "clients of other machines are refused here: no users are configured. Make some with `nearcast passwd FILE"

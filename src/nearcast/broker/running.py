@@ -11,7 +11,7 @@ import uvloop
 
 from nearcast import compiled
 from nearcast.broker.process import Broker
-from nearcast.config import BrokerConfig
+from nearcast.config import SECURE_KINDS, BrokerConfig
 from nearcast.serving import logs
 from nearcast.serving.certificates import server_context
 
@@ -25,6 +25,7 @@ def ready_report(broker: Broker) -> bytes:
             for listener in broker.listeners
         ],
         "http_port": broker.http_port,
+        "name": None if broker.links is None else broker.links.fabric.name,
     }
     return msgspec.json.encode(report)
 
@@ -33,7 +34,7 @@ def check(config: BrokerConfig) -> None:
     """Raise :class:`~nearcast.errors.ConfigError` for whatever would keep a broker from starting, short of opening sockets."""
     Broker(config)
     for listener in config.listeners:
-        if listener.kind in ("tls", "wss", "bulk-tls"):
+        if listener.kind in SECURE_KINDS:
             server_context(listener)
 
 

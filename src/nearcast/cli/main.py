@@ -46,6 +46,7 @@ SUBCOMMANDS = (
     Subcommand("demo", "nearcast.cli.demo", "Show a broker and two clients at work, live; ends by itself."),
     Subcommand("broker", "nearcast.broker.commands", "Run an MQTT 3.1.1 and 5.0 broker."),
     Subcommand("passwd", "nearcast.broker.commands", "Manage the broker's password file."),
+    Subcommand("secret", "nearcast.broker.commands", "Make the secret that the nodes of a fabric share."),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
     Subcommand("topic", "nearcast.cli.topic", "Keep topics in a log, and read them by index or time.", group=True),

@@ -14,14 +14,20 @@ import socket
 import ssl
 from typing import Protocol
 
-from nearcast.config import Listener
+from nearcast.config import SECURE_KINDS, Listener
 from nearcast.mqtt.access import Peer
 from nearcast.serving import certificates, logs
 from nearcast.serving.admission import is_loopback
 from nearcast.serving.sockets import ANOTHER_PROCESS, bind_tcp, bind_unix
 
-SECURE_KINDS = ("tls", "wss", "bulk-tls")
-SCHEMES = {"tcp": "mqtt", "tls": "mqtts", "bulk": "nearcast", "bulk-tls": "nearcasts"}
+SCHEMES = {
+    "tcp": "mqtt",
+    "tls": "mqtts",
+    "bulk": "nearcast",
+    "bulk-tls": "nearcasts",
+    "link": "nearcast-link",
+    "link-tls": "nearcast-links",
+}
 
 ACCEPTS_PER_WAKEUP = 64
 EXHAUSTED_PAUSE_SECONDS = 0.5

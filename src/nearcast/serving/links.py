@@ -1,0 +1,274 @@
+"""Links on real sockets: the transport under a :class:`~nearcast.fabric.links.Link`, and the dialling of others.
+
+What is said on a link, whom to dial and when to try again is the machine's business (:class:`Machine`): a broker's
+:class:`~nearcast.fabric.fabric.Fabric`, or what a gateway or a controller has in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from nearcast.errors import ConfigError
+from nearcast.fabricconfig import Fabric as FabricSettings
+from nearcast.mqtt.access import Peer
+from nearcast.mqtt.connection import Connection
+from nearcast.serving import logs
+
+#: Above this the kernel has taken too little for now. Higher than a client's: one link carries what thousands of them want.
+WRITE_HIGH_BYTES = 1_048_576
+WRITE_LOW_BYTES = 262_144
+
+#: Beyond this many chunks, joining them costs less than giving the kernel one vector entry each.
+JOIN_ABOVE_CHUNKS = 16
+
+DIAL_TIMEOUT_SECONDS = 5.0
+
+CLOSE_TIMEOUT_SECONDS = 5.0
+"""How long a link that is closing may take to get rid of its last bytes."""
+
+
+class Machine(Protocol):
+    """What a link's driver needs of whoever has the links."""
+
+    def accepted(self, handle: Any, peer: Peer, now: float) -> Any:
+        """Another node connected; returns the link."""
+
+    def connected(self, address: str, handle: Any, now: float) -> Any:
+        """A node that was dialled answered; returns the link."""
+
+    def dial_failed(self, address: str, now: float) -> None:
+        """It did not."""
+
+    def receive(self, link: Any, data: bytes, now: float) -> None:
+        """Bytes arrived."""
+
+    def writable(self, link: Any, now: float) -> None:
+        """There is room for output again."""
+
+    def lost(self, link: Any, now: float) -> None:
+        """The transport is gone."""
+
+    def take_dials(self) -> list[str]:
+        """Addresses to connect to."""
+
+
+class LinkTransport(asyncio.Protocol):
+    """One link's stream. Also the ``handle`` of its :class:`~nearcast.mqtt.connection.Connection`."""
+
+    def __init__(self, sockets: LinkSockets, address: str, peer_of: Callable[[asyncio.Transport], Peer | None] | None) -> None:
+        self.sockets = sockets
+        self.address = address
+        self._peer_of = peer_of
+        self.transport: asyncio.Transport | None = None
+        self.link: Any = None
+        self.connection: Connection | None = None
+        self.held_bytes = 0
+        self.waits_to_close = False
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        self.transport = stream
+        sockets = self.sockets
+        peer = self._peer_of(stream) if self._peer_of is not None else None
+        if sockets.closed or (self._peer_of is not None and peer is None):
+            stream.abort()
+            return
+        stream.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        sockets.transports.add(self)
+        now = sockets.monotonic()
+        if peer is not None:
+            self.link = sockets.machine.accepted(self, peer, now)
+        else:
+            self.link = sockets.machine.connected(self.address, self, now)
+        self.connection = self.link.connection
+        sockets.flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.connection is not None:
+            sockets = self.sockets
+            sockets.machine.receive(self.link, data, sockets.monotonic())
+            sockets.flush()
+
+    def eof_received(self) -> bool | None:
+        return None
+
+    def pause_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.congested = True
+
+    def resume_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.congested = False
+            sockets = self.sockets
+            sockets.machine.writable(self.link, sockets.monotonic())
+            sockets.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        connection, self.connection = self.connection, None
+        sockets = self.sockets
+        sockets.transports.discard(self)
+        if connection is not None:
+            sockets.machine.lost(self.link, sockets.monotonic())
+            sockets.flush()
+        if not sockets.transports:
+            sockets.empty.set()
+
+    # What :class:`~nearcast.mqtt.commits.Commits` calls.
+
+    def send(self, chunks: list[bytes]) -> None:
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            if len(chunks) == 1:
+                transport.write(chunks[0])
+            elif len(chunks) <= JOIN_ABOVE_CHUNKS:
+                transport.writelines(chunks)
+            else:
+                transport.write(b"".join(chunks))
+
+    def close(self) -> None:
+        """Close once what was sent is out, or after a while in any case."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.close()
+            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def cut(self) -> None:
+        """Close at once, and let the machine hear nothing of it, nor of anything that still arrives."""
+        self.connection = None
+        self.abort()
+
+
+class LinkSockets:
+    """All links of one process. ``flush`` is what the process does after every call into its machines."""
+
+    def __init__(
+        self, machine: Machine, settings: FabricSettings, monotonic: Callable[[], float], flush: Callable[[], None]
+    ) -> None:
+        self.machine = machine
+        self.monotonic = monotonic
+        self.flush = flush
+        self.transports: set[LinkTransport] = set()
+        self.empty = asyncio.Event()
+        self.closed = False
+        self._context = client_context(settings) if settings.tls else None
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, str] = {}
+
+    def dial(self) -> None:
+        """Connect to whatever the machine says. Called after every flush."""
+        for address in self.machine.take_dials():
+            if self.closed:
+                return
+            if address not in self._dials:
+                task = asyncio.get_running_loop().create_task(self._dial(address), name=f"link-{address}")
+                self._dials[address] = task
+
+    async def _dial(self, address: str) -> None:
+        try:
+            host, port = split_address(address)
+            async with asyncio.timeout(DIAL_TIMEOUT_SECONDS):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: LinkTransport(self, address, None), host, port, ssl=self._context
+                )
+            raw = transport.get_extra_info("socket")
+            if raw is not None:
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, ConfigError, UnicodeError) as error:  # ssl.SSLError and TimeoutError are OSErrors
+            self._failed(address, error)
+        else:
+            if self._failures.pop(address, None) is not None:
+                logs.event(logging.INFO, "node reached", address=address)
+        finally:
+            del self._dials[address]
+
+    def _failed(self, address: str, error: Exception) -> None:
+        reason = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
+        reason = str(reason or str(error) or "no answer in time")
+        if self._failures.get(address) != reason:
+            # Once per reason: it is tried again and again.
+            self._failures[address] = reason
+            logs.event(logging.WARNING, "cannot reach a node, trying again", address=address, reason=reason)
+        self.machine.dial_failed(address, self.monotonic())
+        self.flush()
+
+    def stop_dialling(self) -> None:
+        """Open nothing more."""
+        self.closed = True
+        for task in self._dials.values():
+            task.cancel()
+
+    def cut_all(self) -> None:
+        """End everything at once; the machine hears nothing."""
+        self.stop_dialling()
+        for transport in list(self.transports):
+            transport.cut()
+
+    def abort_all(self) -> None:
+        """End everything at once."""
+        self.stop_dialling()
+        for transport in list(self.transports):
+            transport.abort()
+
+    async def emptied(self) -> None:
+        """Wait until there is no link any more, nor one being dialled."""
+        if self._dials:
+            await asyncio.wait(list(self._dials.values()))
+        while self.transports:
+            self.empty.clear()
+            await self.empty.wait()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port``, also ``[::1]:1884``."""
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{address!r} is no address of a node: write an IPv6 address as [address]:port")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65_535:
+        raise ConfigError(f"{address!r} is no address of a node: write host:port")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The reverse of :func:`split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def client_context(settings: FabricSettings) -> ssl.SSLContext:
+    """TLS for links that this node opens; :class:`ConfigError` says which file cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if settings.ca_file is not None:
+            context.load_verify_locations(settings.ca_file)
+        else:
+            context.load_default_certs()
+    except (ssl.SSLError, OSError) as error:
+        message = f"the certificate authorities cannot be read: {error.strerror or error}"
+        raise ConfigError(message, path=settings.ca_file, key="fabric.ca_file") from error
+    if settings.certificate_file is not None:
+
+        def no_passphrase() -> str:
+            message = "the private key has a passphrase; give one without"
+            raise ConfigError(message, path=settings.key_file, key="fabric.key_file")
+
+        try:
+            context.load_cert_chain(settings.certificate_file, settings.key_file, password=no_passphrase)
+        except (ssl.SSLError, OSError) as error:
+            message = f"the certificate and its key {settings.key_file} cannot be used: {error.strerror or error}"
+            raise ConfigError(message, path=settings.certificate_file, key="fabric.certificate_file") from error
+    return context
