@@ -172,7 +172,7 @@ class Commits:
             pass
 
     def _commit_once(self, journal: Journal) -> bool:
-        """One round of records and output; returns whether that made room for more."""
+        """One round of records and output; returns whether that made more of either."""
         engine = self._engine
         records = engine.take_records()
         log = self.log
@@ -187,7 +187,6 @@ class Commits:
         if log is not None and log.uncommitted and not journal.needs_sync:
             log.begin_commit()
             log.commit()
-        again = False
         for connection in engine.ready():
             if connection.congested and not connection.closing:
                 continue
@@ -200,6 +199,10 @@ class Commits:
                 handle.send(chunks)
             if handle.held_bytes >= connection.max_output_bytes and not connection.closing:
                 # Enough waits for the disk. The rest stays with the engine, which counts it; `synced` comes back for it.
+                continue
+            if engine.effects.records and connection.held is not None:
+                # Sending to another one made records, and this output may rest on them: in the next round they are written.
+                connection.touch()
                 continue
             counted = connection.out_bytes
             held = connection.take_held()
@@ -218,11 +221,11 @@ class Commits:
                     handle.close()
             elif connection.starved and not connection.congested:
                 engine.writable(connection, self._monotonic())
-                again = True
         if (self._held or (log is not None and log.uncommitted)) and not self.syncing:
             self.syncing = True
             self._request_sync()
-        return again
+        # Output that went into another connection's (a client behind a gateway, whose transport is a link) is to leave, too.
+        return bool(engine.effects.dirty or engine.effects.records)
 
     def _hold(self, handle: Transport, chunks: list[bytes], size: int) -> None:
         self._held.append((handle, chunks, size))

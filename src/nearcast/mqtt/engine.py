@@ -33,6 +33,7 @@ from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.handshake import Handshake
 from nearcast.mqtt.inbound import Inbound
 from nearcast.mqtt.keeping import Keeper
+from nearcast.mqtt.origins import Origins
 from nearcast.mqtt.packets import (
     MQTT_5,
     Auth,
@@ -87,6 +88,7 @@ class Engine:
             settings, self.effects, self.sessions, self.timers, authenticator, authorizer, rng, self.drop
         )
         self.requests = Requests(limits, self.effects, self.sessions, self.router, self.retained, authorizer)
+        self.origins = Origins(self.effects)
         self._next_sweep = 0.0
         self.apply(limits)
 

@@ -20,7 +20,7 @@ from nearcast.mqtt.properties import WILL_PROPERTIES, decode_properties, encode_
 from nearcast.mqtt.publication import Publication, Terms
 
 if TYPE_CHECKING:
-    from nearcast.mqtt.session import Session
+    from nearcast.mqtt.session import Session, Spilled
     from nearcast.mqtt.subscriptions import Subscription
 
 SESSION: Final = 1
@@ -41,8 +41,13 @@ STATE: Final = 15
 TARGETED: Final = 16
 COMPLETE: Final = 17
 KEPT: Final = 18
+EPOCH: Final = 19
+ORIGIN: Final = 20
+ORIGIN_FORGOTTEN: Final = 21
+SPILLED: Final = 22
+UNSPILLED: Final = 23
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(19)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(24)]
 
 
 def number(value: int) -> bytes:
@@ -197,6 +202,41 @@ def kept(mark: int, session_number: int, packet_ids: bytes) -> bytes:
     Without a session (0): marks have come so far.
     """
     return _KIND[KEPT] + number(mark) + number(session_number) + blob(packet_ids)
+
+
+def epoch(own: int, reserved: int) -> bytes:
+    """This broker numbers messages in this epoch, all of them below ``reserved`` until the next such record."""
+    return _KIND[EPOCH] + number(own) + number(reserved)
+
+
+def origin(name: str, of_epoch: int, received: int) -> bytes:
+    """Everything was taken on that another broker numbered in this epoch and sent reliably, up to ``received``."""
+    return _KIND[ORIGIN] + blob(name.encode("utf-8")) + number(of_epoch) + number(received)
+
+
+def origin_forgotten(name: str) -> bytes:
+    """The other broker is known no more."""
+    return _KIND[ORIGIN_FORGOTTEN] + blob(name.encode("utf-8"))
+
+
+def spilled(session_number: int, file: Spilled, count: int) -> bytes:
+    """The next ``count`` messages of the session's queue are in this file, which is on disk, and no longer in the queue."""
+    return b"".join(
+        (
+            _KIND[SPILLED],
+            number(session_number),
+            number(file.number),
+            number(file.last_sequence),
+            number(file.messages),
+            number(file.size),
+            number(count),
+        )
+    )
+
+
+def unspilled(session_number: int, file_number: int) -> bytes:
+    """The session's receiver has all that is in this file."""
+    return _KIND[UNSPILLED] + number(session_number) + number(file_number)
 
 
 def retained(publication: Publication, wall_offset: float) -> bytes:

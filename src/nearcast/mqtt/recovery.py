@@ -15,7 +15,7 @@ from nearcast.mqtt import records
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.records import Fields
-from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session, packet_ids_of
+from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session, Spilled, packet_ids_of
 from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import parse_shared
 
@@ -57,7 +57,17 @@ class Recovery:
             self._session(fields)
         elif kind == records.KEPT:
             self._kept(fields)
-        elif records.SESSION < kind <= records.TARGETED:
+        elif kind == records.EPOCH:
+            origins = self._engine.origins
+            origins.epoch = fields.number()
+            origins.reserved = max(origins.reserved, fields.number())
+        elif kind == records.ORIGIN:
+            origin = self._engine.origins.of(fields.blob().decode("utf-8"))
+            origin.epoch = fields.number()
+            origin.received = fields.number()
+        elif kind == records.ORIGIN_FORGOTTEN:
+            self._engine.origins.by_name.pop(fields.blob().decode("utf-8"), None)
+        elif records.SESSION < kind <= records.TARGETED or kind == records.SPILLED or kind == records.UNSPILLED:
             session = self._engine.sessions.by_number.get(fields.number())
             if session is not None:
                 self._change(session, kind, fields)
@@ -71,6 +81,8 @@ class Recovery:
         """
         engine = self._engine
         stats = engine.stats
+        # A will that is published below is the next message, and must not get the number of one that the journal lost.
+        engine.router.next_sequence = max(engine.router.next_sequence, engine.origins.reserved)
         stats.retained_messages = engine.retained.count
         stats.retained_bytes = engine.retained.bytes
         self._publications.clear()
@@ -159,6 +171,15 @@ class Recovery:
             self._engine.stats.sessions = len(self._engine.sessions.by_client)
         elif kind == records.STATE:
             self._state(session, fields)
+        elif kind == records.SPILLED:
+            file = Spilled(fields.number(), fields.number(), fields.number(), fields.number())
+            self._take(session, fields.number())
+            if session.spilled is None:
+                session.spilled = []
+            session.spilled.append(file)
+        elif kind == records.UNSPILLED:
+            gone = fields.number()
+            session.spilled = [file for file in session.spilled or [] if file.number != gone] or None
 
     def _kept(self, fields: Fields) -> None:
         mark = fields.number()
@@ -251,6 +272,7 @@ class Recovery:
         session.queued_bytes = 0
         session.received_ids = None
         session.marks = None
+        session.spilled = None
 
     def _state(self, session: Session, fields: Fields) -> None:
         self._clear(session)
@@ -314,6 +336,11 @@ class Snapshot:
             self._begun = True
             if effects.last_mark:
                 found.append(records.kept(effects.last_mark, 0, b""))
+            origins = self._engine.origins
+            if origins.epoch:
+                found.append(records.epoch(origins.epoch, origins.reserved))
+            for origin in origins.by_name.values():
+                found.append(records.origin(origin.name, origin.epoch, origin.received))
         while size < max_bytes and (self._sessions or self._topics):
             before = len(found)
             if self._sessions:
@@ -338,6 +365,9 @@ class Snapshot:
                 found.append(records.stored(publication, effects))
         found.append(records.session(session, effects.wall_offset, True))
         found.append(records.state(session))
+        if session.spilled is not None:
+            for file in session.spilled:
+                found.append(records.spilled(session.number, file, 0))
         if session.marks is not None:
             for packet_id, mark in session.marks.items():
                 found.append(records.kept(mark, session.number, packet_id.to_bytes(2, "big")))

