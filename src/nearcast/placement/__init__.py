@@ -1,0 +1,1 @@
+"""Decisions as pure functions over snapshots: which broker serves which clients."""
