@@ -1,0 +1,250 @@
+"""The broker's side of a gateway's link: many clients over one stream, each a channel.
+
+A gateway opens a channel for every client (CLIENT_OPEN) and both sides pass on the bytes of its MQTT stream (CLIENT_DATA). To
+the engine a channel is a transport like any socket. Neither side has more than :data:`WINDOW_BYTES` of a channel under way:
+CLIENT_WINDOW says how many bytes were passed on. A client that does not read is therefore held up alone, and a gateway that
+does not read holds up all of its own.
+
+What closes a channel is said once (CLIENT_CLOSE) and not answered: frames of a channel that is closed may still arrive, and
+are passed over. How a client is taken from one broker to another is :mod:`nearcast.fabric.handover`'s business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nearcast.errors import RemoteProtocolError
+from nearcast.fabric import frames
+from nearcast.fabric.frames import frame
+from nearcast.fabric.links import Link
+from nearcast.fabric.parts import LinkUser
+from nearcast.mqtt import reasons
+from nearcast.mqtt.access import Peer
+from nearcast.mqtt.connection import CLOSED, Connection
+from nearcast.mqtt.records import Fields, blob, number, text
+
+if TYPE_CHECKING:
+    from nearcast.fabric.fabric import Fabric
+
+WINDOW_BYTES: Final = 262_144
+"""Bytes of one channel that may be under way in one direction. Below this, throughput follows the distance to the gateway."""
+
+GRANT_BYTES: Final = 65_536
+"""Bytes passed on before the other side is told: a frame for each read would be one for each message."""
+
+PIECE_BYTES: Final = 65_536
+"""Output is cut into frames of this size, so that one client's bulk does not stand before everybody's messages."""
+
+SECURE: Final = 1
+LOOPBACK: Final = 2
+
+
+class Channel:
+    """One client of a gateway, as the transport of its connection.
+
+    ``outstanding_bytes`` were sent and not passed on to the client yet; ``taken_bytes`` came from it, were processed, and
+    the gateway has not been told.
+    """
+
+    def __init__(self, trunk: Trunk, channel_number: int, peer: Peer) -> None:
+        self.trunk = trunk
+        self.number = channel_number
+        self.peer = peer
+        self.connection: Connection | None = None
+        self.held_bytes = 0
+        self.waits_to_close = False
+        self.closed = False
+        self.announced = True  # logging every client of a gateway is the gateway's to do
+        self.outstanding_bytes = 0
+        self.taken_bytes = 0
+
+    def send(self, chunks: list[bytes]) -> None:
+        """Send bytes of the MQTT stream."""
+        if self.closed:
+            return
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        link = self.trunk.link
+        head = number(self.number)
+        size = len(data)
+        if size <= PIECE_BYTES:
+            link.send(frame(frames.CLIENT_DATA, head, data))
+        else:
+            for start in range(0, size, PIECE_BYTES):
+                link.send(frame(frames.CLIENT_DATA, head, data[start : start + PIECE_BYTES]))
+        self.outstanding_bytes += size
+        connection = self.connection
+        if connection is not None and (self.outstanding_bytes >= WINDOW_BYTES or link.connection.congested):
+            connection.congested = True
+            self.trunk.blocked[self.number] = self
+
+    def close(self) -> None:
+        """What was sent is on its way, and was the last: the gateway closes the client behind it."""
+        if self.closed:
+            return
+        connection = self.connection
+        reason = b"" if connection is None else connection.close_reason.encode("utf-8")
+        self.trunk.link.send(frame(frames.CLIENT_CLOSE, number(self.number), blob(reason)))
+        self.trunk.end(self)
+
+
+class Trunk:
+    """One gateway's link, and the channels on it. ``blocked`` ones wait for the gateway to take more."""
+
+    def __init__(self, trunks: Trunks, link: Link) -> None:
+        self.trunks = trunks
+        self.link = link
+        self.name = "" if link.theirs is None else link.theirs.name
+        self.channels: dict[int, Channel] = {}
+        self.blocked: dict[int, Channel] = {}
+
+    def end(self, channel: Channel) -> None:
+        """The channel is over, and nothing is said about it any more."""
+        channel.closed = True
+        self.channels.pop(channel.number, None)
+        self.blocked.pop(channel.number, None)
+        connection = channel.connection
+        if connection is not None:
+            channel.connection = None
+            self.trunks.engine.lose(connection, self.trunks.now)
+
+
+class Trunks(LinkUser):
+    """All gateways of a broker."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self.engine = fabric.engine
+        self.by_link: dict[Link, Trunk] = {}
+        self.now = 0.0
+        self.refused = 0
+
+    # --- links ----------------------------------------------------------------------------------------------------------
+
+    def link_up(self, link: Link, now: float) -> None:
+        self.now = now
+        self.by_link[link] = Trunk(self, link)
+
+    def link_down(self, link: Link, now: float) -> None:
+        """The gateway is gone, and its clients with it: to the engine each lost its connection."""
+        self.now = now
+        trunk = self.by_link.pop(link, None)
+        if trunk is not None:
+            for channel in list(trunk.channels.values()):
+                trunk.end(channel)
+
+    def link_writable(self, link: Link, now: float) -> None:
+        self.now = now
+        trunk = self.by_link.get(link)
+        if trunk is not None and trunk.blocked:
+            for channel in list(trunk.blocked.values()):
+                self._unblock(channel, now)
+
+    def _unblock(self, channel: Channel, now: float) -> None:
+        trunk = channel.trunk
+        connection = channel.connection
+        if connection is None or channel.outstanding_bytes >= WINDOW_BYTES // 2 or trunk.link.connection.congested:
+            return
+        trunk.blocked.pop(channel.number, None)
+        self.engine.writable(connection, now)
+        self._grant(channel, connection)
+
+    def link_frame(self, link: Link, content: bytes, now: float) -> None:
+        self.now = now
+        trunk = self.by_link.get(link)
+        if trunk is None:
+            return
+        fields = Fields(content)
+        kind = content[0]
+        channel_number = fields.number()
+        if kind == frames.CLIENT_OPEN:
+            self._open(trunk, channel_number, fields, now)
+            return
+        channel = trunk.channels.get(channel_number)
+        if channel is None:
+            if kind > frames.CLIENT_WINDOW:
+                raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a broker")
+            return  # it was closed here, and the gateway has yet to hear of it
+        if kind == frames.CLIENT_DATA:
+            self._data(channel, content[fields.position :], now)
+        elif kind == frames.CLIENT_WINDOW:
+            channel.outstanding_bytes = max(0, channel.outstanding_bytes - fields.number())
+            if channel_number in trunk.blocked:
+                self._unblock(channel, now)
+        elif kind == frames.CLIENT_CLOSE:
+            connection = channel.connection
+            if connection is not None and connection.state != CLOSED and not connection.close_reason:
+                connection.close_reason = fields.blob().decode("utf-8", "replace") or "connection lost"
+            trunk.end(channel)
+        else:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a broker")
+
+    # --- channels -------------------------------------------------------------------------------------------------------
+
+    def _open(self, trunk: Trunk, channel_number: int, fields: Fields, now: float) -> None:
+        channel = self.new_channel(trunk, channel_number, read_peer(fields))
+        if self.engine.stats.connections >= self._fabric.limits.max_connections:
+            self.refused += 1
+            trunk.link.send(frame(frames.CLIENT_CLOSE, number(channel_number), blob(b"too many connections")))
+            trunk.end(channel)
+            return
+        channel.connection = self.engine.open(channel.peer, channel, now)
+
+    def new_channel(self, trunk: Trunk, channel_number: int, peer: Peer) -> Channel:
+        """A channel that has no connection yet."""
+        if channel_number in trunk.channels:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"channel {channel_number} is open already")
+        channel = Channel(trunk, channel_number, peer)
+        trunk.channels[channel_number] = channel
+        return channel
+
+    def _data(self, channel: Channel, data: bytes, now: float) -> None:
+        connection = channel.connection
+        channel.taken_bytes += len(data)
+        if channel.taken_bytes > 2 * WINDOW_BYTES:
+            raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "a gateway sends more of a client than was agreed")
+        if connection is None:
+            return
+        self.engine.receive(connection, data, now)
+        self._grant(channel, connection)
+
+    def _grant(self, channel: Channel, connection: Connection) -> None:
+        """Have the gateway send more, unless the client does not take its answers: then it gets no further requests in."""
+        if connection.congested and connection.out_bytes > connection.max_output_bytes:
+            connection.reading = False
+        elif channel.taken_bytes >= GRANT_BYTES and not channel.closed:
+            channel.trunk.link.send(frame(frames.CLIENT_WINDOW, number(channel.number), number(channel.taken_bytes)))
+            channel.taken_bytes = 0
+
+    # --- the whole broker -----------------------------------------------------------------------------------------------
+
+    def clients(self) -> int:
+        """How many clients of gateways there are."""
+        return sum([len(trunk.channels) for trunk in self.by_link.values()])
+
+    def leaving(self) -> None:
+        """Tell all gateways that this broker stops soon: they move their clients away."""
+        for link in self.by_link:
+            link.send(frame(frames.LEAVING))
+
+    def disconnect_all(self, reason_code: int, now: float) -> None:
+        """Send away whoever is still here."""
+        for trunk in self.by_link.values():
+            for channel in list(trunk.channels.values()):
+                if channel.connection is not None:
+                    self.engine.disconnect(channel.connection, reason_code, now)
+
+
+def peer_fields(peer: Peer) -> bytes:
+    """What a gateway knows of a client's transport."""
+    flags = (SECURE if peer.secure else 0) | (LOOPBACK if peer.loopback else 0)
+    return b"".join(
+        (blob(peer.address.encode("utf-8")), blob(peer.listener.encode("utf-8")), number(flags), text(peer.certificate_name))
+    )
+
+
+def read_peer(fields: Fields) -> Peer:
+    """The opposite of :func:`peer_fields`."""
+    address = fields.blob().decode("utf-8")
+    listener = fields.blob().decode("utf-8")
+    flags = fields.number()
+    return Peer(address, listener, (flags & SECURE) != 0, fields.text(), (flags & LOOPBACK) != 0)
