@@ -38,6 +38,7 @@ PEER_PREFIX: Final = "\0"
 _V5: Final = 1
 _FORWARDABLE: Final = 2
 _RELIABLE: Final = 4
+_VIA: Final = 8
 
 
 class PeerSession(Session):
@@ -62,13 +63,13 @@ class PeerSession(Session):
             self.drain(now)
         return accepted
 
-    def forward(self, publication: Publication, now: float) -> None:
+    def forward(self, publication: Publication, via: str, now: float) -> None:
         peer = self.peer
         link = None if peer is None else peer.link
         if link is None or not self.ready or not link.connection.has_room():
             self.effects.stats.dropped_slow_consumer += publication.count
             return
-        link.send(_messages(publication, 0, now, reliable=False))
+        link.send(_messages(publication, 0, via, now, reliable=False))
 
     def drain(self, now: float) -> None:
         peer = self.peer
@@ -81,7 +82,7 @@ class PeerSession(Session):
             publication = pending.publication
             if pending.count != publication.count:
                 publication = publication.cut(pending.start, pending.count)
-            link.send_held(_messages(publication, self.last_sent, now, reliable=True))
+            link.send_held(_messages(publication, self.last_sent, pending.terms.via, now, reliable=True))
             self.last_sent = publication.sequence + publication.count - 1
             self.unconfirmed_bytes += pending.count * pending.publication.stride
 
@@ -125,9 +126,9 @@ class PeerSession(Session):
         self.drain(now)
 
 
-def _messages(publication: Publication, previous: int, now: float, *, reliable: bool) -> bytes:
+def _messages(publication: Publication, previous: int, via: str, now: float, *, reliable: bool) -> bytes:
     flags = (_V5 if publication.v5 else 0) | (_FORWARDABLE if publication.raw_flags >= 0 else 0)
-    flags |= _RELIABLE if reliable else 0
+    flags |= (_RELIABLE if reliable else 0) | (_VIA if via else 0)
     left_ms = 0
     if publication.expires_at > 0:
         left_ms = max(1, int((publication.expires_at - now) * 1e3) + 1)
@@ -143,6 +144,7 @@ def _messages(publication: Publication, previous: int, now: float, *, reliable: 
         blob(publication.properties),
         blob(publication.topic),
         blob(publication.packets),
+        blob(via.encode("utf-8")) if via else b"",
     )
 
 
@@ -214,6 +216,7 @@ class Channels:
         properties = fields.blob()
         topic = fields.blob()
         packets = fields.blob()
+        via = fields.blob().decode("utf-8") if flags & _VIA else ""
         if not packets or count < 1 or (stride and stride * count != len(packets)):
             raise RemoteProtocolError(reasons.MALFORMED_PACKET, "messages whose sizes do not fit")
         last = sequence + count - 1
@@ -237,4 +240,4 @@ class Channels:
             not is_string(topic) or topic_fault(topic, self._max_topic_levels)
         ):
             raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, "messages with a topic that is none")
-        self._engine.bridge(publication, now)
+        self._engine.bridge(publication, via, now)

@@ -206,11 +206,14 @@ class Engine:
                 self.inbound.retain(publication)
             self.router.publish(route, publication, None, now)
 
-    def bridge(self, publication: Publication, now: float) -> None:
-        """Messages that another broker received, with the identity it gave them; the topic's name has been checked."""
+    def bridge(self, publication: Publication, via: str, now: float) -> None:
+        """Messages that another broker received, with the identity it gave them; the topic's name has been checked.
+
+        ``via`` says for whom (:meth:`nearcast.mqtt.routing.Router.publish_bridged`).
+        """
         if publication.retain:
             self.inbound.retain(publication)
-        self.router.publish(self.router.route_for(publication.topic), publication, None, now)
+        self.router.publish_bridged(self.router.route_for(publication.topic), publication, via, now)
 
     def keep_with(self, keeper: Keeper | None) -> None:
         """Which topics are kept is this one's to say, from now on. Called again whenever its answers may have changed."""

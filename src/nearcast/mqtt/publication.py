@@ -73,7 +73,8 @@ class Form:
 class Terms:
     """How one receiver gets a publication: QoS, retain flag, encoded subscription ``identifiers``.
 
-    ``via`` is the shared subscription that chose the receiver, as its whole filter, or empty.
+    ``via`` is the shared subscription that chose the receiver, as its whole filter, or empty. For another broker it says
+    whom that one is to serve (:data:`nearcast.mqtt.routing.VIA_SEPARATOR`).
     """
 
     def __init__(self, qos: int, retain: bool, identifiers: bytes, via: str = "") -> None:
@@ -182,6 +183,20 @@ class Publication:
         part.sequence = self.sequence + start
         part.origin = self.origin
         return part
+
+    def anew(self) -> Publication:
+        """The same messages, to be numbered by this broker."""
+        return Publication(
+            self.topic,
+            self.packets,
+            self.count,
+            self.stride,
+            self.v5,
+            self.head_size,
+            self.properties,
+            self.expires_at,
+            self.raw_flags >= 0,
+        )
 
     def form(self, flags: int, identifiers: bytes, alias: int, now: float) -> Form:
         """These packets with ``flags`` (QoS, retain, :data:`V5_FLAG`), encoded subscription ``identifiers``, topic ``alias``.

@@ -7,7 +7,7 @@ be hundreds of messages.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from nearcast.mqtt import records
 from nearcast.mqtt.codec import encode_varint
@@ -25,19 +25,34 @@ MAX_REMEMBERED_TOPIC_BYTES: Final = 256
 
 _SUBSCRIPTION_IDENTIFIER: Final = b"\x0b"
 
+#: Another broker's copy of a message says which shared subscriptions it is to serve there: their filters, with this between
+#: them. An empty one stands for the plain subscribers, who are meant when nothing is said.
+VIA_SEPARATOR: Final = "\0"
+#: Stands before such a filter, once for every broker that had nobody left to give the message to.
+PASSED_ON: Final = "\1"
+MAX_PASSES: Final = 3
+
+
+class Sharing(Protocol):
+    """Which of several brokers serves a shared subscription when this one has nobody connected to."""
+
+    def choose(self, members: list[Subscription], connected: bool) -> Subscription | None:
+        """One of the brokers' memberships: of those with members that are ``connected``, or of all."""
+
 
 class Target:
     """One session's share in a topic: its overlapping subscriptions as one, at the highest QoS [MQTT-3.3.4-2]."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, via: str = "") -> None:
         self.session: Session = subscription.session
+        self.via = via
         self.qos = subscription.qos
         # Whether some of the subscriptions do not want the session's own messages, and what the others make of those.
         self.no_local = subscription.no_local
         self.own: Target | None = None
         self.retain_as_published = subscription.retain_as_published
         self.identifiers = encode_identifier(subscription.identifier)
-        self._terms = Terms(self.qos, False, self.identifiers)
+        self._terms = Terms(self.qos, False, self.identifiers, via)
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)
@@ -52,7 +67,7 @@ class Target:
         qos = min(publication.qos, self.qos)
         retain = publication.retain and self.retain_as_published
         if terms.qos != qos or terms.retain != retain:
-            terms = Terms(qos, retain, self.identifiers)
+            terms = Terms(qos, retain, self.identifiers, self.via)
             self._terms = terms
         return terms
 
@@ -88,6 +103,7 @@ class Router:
         self.effects = effects
         self.tree = tree
         self.keeper: Keeper | None = None
+        self.sharing: Sharing | None = None
         self.next_sequence = 1
         self._routes: dict[bytes, Route] = {}
 
@@ -160,20 +176,40 @@ class Router:
         ]
 
     def publish(self, route: Route, publication: Publication, publisher: Session | None, now: float) -> bool:
-        """Hand a publication to everyone who wants it; returns whether anyone did."""
+        """Number a publication and hand it to everyone who wants it; returns whether anyone did."""
         count = publication.count
-        peers = route.peers
-        if publication.origin == 0:
-            publication.sequence = self.next_sequence
-            self.next_sequence += count
-        elif peers:
-            peers = NO_TARGETS
+        publication.sequence = self.next_sequence
+        self.next_sequence += count
         route.messages += count
         route.bytes += len(publication.packets)
-        targets = route.targets
-        if not targets and not route.groups and not peers:
+        peers = route.peers
+        if not route.targets and not route.groups and not peers:
             self.effects.stats.unmatched += count
             return False
+        if route.groups:
+            peers = self._share(route, publication, now)
+        self._hand_out(route.targets, peers, publication, publisher, now)
+        publication.forget_forms()
+        return True
+
+    def publish_bridged(self, route: Route, publication: Publication, via: str, now: float) -> None:
+        """Hand on what another broker received and numbered: to whom it says (see :data:`VIA_SEPARATOR`)."""
+        route.messages += publication.count
+        route.bytes += len(publication.packets)
+        if not via:
+            self._hand_out(route.targets, NO_TARGETS, publication, None, now)
+        else:
+            for name in via.split(VIA_SEPARATOR):
+                if name:
+                    self._serve(name, publication, now)
+                else:
+                    self._hand_out(route.targets, NO_TARGETS, publication, None, now)
+        publication.forget_forms()
+
+    def _hand_out(
+        self, targets: list[Target], peers: list[Target], publication: Publication, publisher: Session | None, now: float
+    ) -> None:
+        """To plain subscribers, and to brokers that are to serve theirs."""
         if publication.qos == 0:
             retain = publication.retain
             for target in targets:
@@ -187,15 +223,11 @@ class Router:
                     target = target.own
                 connection.send_qos0(publication, retain and target.retain_as_published, target.identifiers, now)
             for target in peers:
-                target.session.forward(publication, now)
+                target.session.forward(publication, target.via, now)
         elif peers:
             self._publish_acknowledged(targets + peers, publication, publisher, now)
         elif targets:
             self._publish_acknowledged(targets, publication, publisher, now)
-        for group in route.groups:
-            self._publish_shared(group, publication, now)
-        publication.forget_forms()
-        return True
 
     def _publish_acknowledged(
         self, targets: list[Target], publication: Publication, publisher: Session | None, now: float
@@ -246,21 +278,66 @@ class Router:
             else:
                 del log[place]
 
-    def _publish_shared(self, group: SharedGroup, publication: Publication, now: float) -> None:
-        """Spread the messages over the members in turn: who is connected and keeps up, else who lags, else who is away."""
-        members = list(group.members.values())
+    def _share(self, route: Route, publication: Publication, now: float) -> list[Target]:
+        """Serve the shared subscriptions; returns which brokers get the publication, for those and for their plain ones."""
+        members: dict[str, Subscription] = {}
+        names: dict[str, list[str]] = {}
+        for group in route.groups:
+            elsewhere = self._publish_shared(group, publication, False, now)
+            if elsewhere is not None:
+                client_id = elsewhere.session.client_id
+                members[client_id] = elsewhere
+                names.setdefault(client_id, []).append(elsewhere.topic_filter)
+        if not members:
+            return route.peers
+        peers: list[Target] = []
+        for target in route.peers:
+            client_id = target.session.client_id
+            member = members.pop(client_id, None)
+            if member is None:
+                peers.append(target)
+            else:
+                peers.append(Target(member, VIA_SEPARATOR + VIA_SEPARATOR.join(names[client_id])))
+        for client_id, member in members.items():
+            peers.append(Target(member, VIA_SEPARATOR.join(names[client_id])))
+        return peers
+
+    def _publish_shared(
+        self, group: SharedGroup, publication: Publication, here_first: bool, now: float
+    ) -> Subscription | None:
+        """Spread the messages over the members in turn: who is connected and keeps up, else who lags, else who is away.
+
+        Where another broker's members are to have them instead, that broker's membership is returned: those that are
+        connected come before ours that are away, unless it is to be ``here_first``.
+        """
         ready: list[Subscription] = []
         lagging: list[Subscription] = []
-        for member in members:
-            connection = member.session.connection
-            if connection is not None:
-                if member.session.queued_messages or not connection.has_room():
-                    lagging.append(member)
-                else:
-                    ready.append(member)
-        chosen = ready or lagging or [member for member in members if publication.qos and member.qos]
+        away: list[Subscription] = []
+        elsewhere: list[Subscription] = []
+        for member in group.members.values():
+            session = member.session
+            connection = session.connection
+            if session.is_peer:
+                elsewhere.append(member)
+            elif connection is None:
+                if publication.qos and member.qos:
+                    away.append(member)
+            elif session.queued_messages or not connection.has_room():
+                lagging.append(member)
+            else:
+                ready.append(member)
+        chosen = ready or lagging
+        sharing = self.sharing
+        if not chosen and elsewhere and sharing is not None and not (here_first and away):
+            nearest = sharing.choose(elsewhere, True)
+            if nearest is None and not away and publication.qos:
+                nearest = sharing.choose(elsewhere, False)
+            if nearest is not None:
+                return nearest
         if not chosen:
-            return
+            chosen = away
+        if not chosen:
+            return None
         turn = group.turn % len(chosen)
         for part in publication.parts(len(chosen)):
             member = chosen[turn]
@@ -273,6 +350,31 @@ class Router:
             )
             self.deliver(member.session, part, terms, now)
         group.turn = turn
+        return None
+
+    def _serve(self, name: str, publication: Publication, now: float) -> None:
+        """Another broker chose this one for a shared subscription; its members may have left meanwhile."""
+        passes = len(name) - len(name.lstrip(PASSED_ON))
+        group, inner = parse_shared(name[passes:])
+        shared = self.tree.find_group(group, inner)
+        elsewhere = None if shared is None else self._publish_shared(shared, publication, True, now)
+        if elsewhere is None:
+            if shared is None:
+                self.effects.stats.unmatched += publication.count
+        elif passes < MAX_PASSES:
+            self._pass_to(elsewhere, PASSED_ON * (passes + 1) + elsewhere.topic_filter, publication, now)
+        else:
+            self.effects.stats.unmatched += publication.count
+
+    def _pass_to(self, member: Subscription, name: str, publication: Publication, now: float) -> None:
+        """Give messages of a shared subscription to another broker's members. They are ours from here on, and numbered so."""
+        anew = publication.anew()
+        anew.sequence = self.next_sequence
+        self.next_sequence += anew.count
+        if anew.qos == 0:
+            member.session.forward(anew, name, now)
+        else:
+            self.deliver(member.session, anew, Terms(anew.qos, anew.retain, b"", name), now)
 
     def pass_on(self, topic_filter: str, publication: Publication, now: float) -> None:
         """Messages of a shared subscription whose receiver ended: give them to another member, if there is one."""
@@ -281,4 +383,6 @@ class Router:
         if publication.expired(now):  # [MQTT-3.3.2-5]
             self.effects.stats.dropped_expired += publication.count
         elif shared is not None:
-            self._publish_shared(shared, publication, now)
+            elsewhere = self._publish_shared(shared, publication, False, now)
+            if elsewhere is not None:
+                self._pass_to(elsewhere, elsewhere.topic_filter, publication, now)

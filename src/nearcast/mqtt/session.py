@@ -133,8 +133,9 @@ class Session:
             return sent
         return sent + self._enqueue(publication, sent, left, terms)
 
-    def forward(self, publication: Publication, now: float) -> None:
-        """Pass a QoS 0 publication on to another broker; one that is not there yet gets none."""
+    def forward(self, publication: Publication, via: str, now: float) -> None:
+        """Pass a QoS 0 publication on to another broker, for ``via`` there (:class:`~nearcast.mqtt.publication.Terms`); one
+        that is not there yet gets none."""
         self.effects.stats.dropped_slow_consumer += publication.count
 
     def _enqueue(self, publication: Publication, start: int, count: int, terms: Terms) -> int:
