@@ -197,6 +197,8 @@ A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast 
         "Kill": '`[[events]]` with `kind = "kill"`',
         "Crash": '`[[events]]` with `kind = "crash"`',
         "Restart": '`[[events]]` with `kind = "restart"`',
+        "Start": '`[[events]]` with `kind = "start"`',
+        "Stop": '`[[events]]` with `kind = "stop"`',
         "Pause": '`[[events]]` with `kind = "pause"`',
         "Resume": '`[[events]]` with `kind = "resume"`',
         "Cut": '`[[events]]` with `kind = "cut"`',

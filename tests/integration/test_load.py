@@ -249,3 +249,27 @@ def test_a_disk_that_takes_no_more_ends_the_load_with_one_line(tmp_path: Path) -
     assert err.count("\n") == 1
     assert not json.loads(out)["complete"]
     assert list((tmp_path / "events").iterdir()) == [], "no half file"
+
+
+def test_a_client_that_leaves_is_gone_once_everything_is_answered(tmp_path: Path) -> None:
+    load = scenario(
+        group("stays", subscribe=(Subscribing(filter="s/#", qos=2),)),
+        group("leaves", subscribe=(Subscribing(filter="s/#", qos=2),), stop_s=2.0, leave=True),
+        group("sends", start_s=1.0, stop_s=2.5, leave=True, publish=(Publishing(topic="s/1", rate_hz=100, qos=2),)),
+        duration_s=3.0,
+    )
+    with NearcastBroker(tmp_path) as broker:
+        process = start(tmp_path, LoadSpec(scenario=load, addresses=here(broker), events=str(tmp_path / "events")))
+        wait_for(lambda: broker.metric("connections") == 1, "two of three have left")
+        summary = finish(process)
+    assert summary["complete"]
+    assert summary["disconnections"] == summary["unacknowledged"] == summary["lost"] == summary["duplicated"] == 0
+    events = list(read_events(tmp_path / "events"))
+    left = {event.client: event.at_ns for event in events if event.kind == "disconnected"}
+    assert set(left) == {"leaves", "sends"}
+    published = {event.message_id for event in events if event.kind == "published"}
+    got = {event.message_id for event in events if event.kind == "delivered" and event.client == "stays"}
+    assert got == published
+    fewer = {event.message_id for event in events if event.kind == "delivered" and event.client == "leaves"}
+    assert 0 < len(fewer) < len(got)
+    assert max(event.at_ns for event in events if event.kind == "delivered" and event.client == "leaves") <= left["leaves"]

@@ -37,6 +37,8 @@ from nearcast.scenario.events import (
     Restart,
     Resume,
     SkewClock,
+    Start,
+    Stop,
 )
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.topology import Topology
@@ -195,6 +197,10 @@ class Deployment:
                 await self._crash(event, supervisor)
             case Restart():
                 await self.restart_host(event.host, supervisor)
+            case Start():
+                await supervisor.start(supervisor.processes[event.process])
+            case Stop():
+                await supervisor.stop(supervisor.processes[event.process])
             case Pause():
                 self._pause(event, supervisor)
             case Resume():
@@ -339,10 +345,11 @@ class Deployment:
         await asyncio.gather(*(supervisor.kill(process) for process in supervisor.on_host(host)))
 
     async def restart_host(self, host: str, supervisor: Supervisor) -> None:
-        """A crashed host is back, and every process of it that does not run is started."""
+        """A crashed host is back, and every process of it that does not run is started, but for those still to be told to."""
         await self.revive(host)
         for process in supervisor.on_host(self.host(host)):
-            await supervisor.start(process)
+            if process.starts or not process.process.manual:
+                await supervisor.start(process)
 
     async def revive(self, host: str) -> None:
         """A crashed host is back on the network; its processes are not started."""

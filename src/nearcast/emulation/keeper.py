@@ -197,7 +197,7 @@ class Keeper:
             self._note("limit", specification.name, limit)
         await supervisor.start_all()
         self._started_s = self._now_s()
-        count = len(topology.processes)
+        count = sum(not process.manual for process in topology.processes)
         self._change("up", f"is up: {count} process{'' if count == 1 else 'es'} ready")
         deployment.schedule(specification.events, supervisor)
         self._settled.set()

@@ -175,9 +175,10 @@ class Supervisor:
     # -- starting ----------------------------------------------------------------------------------------------------------
 
     async def start_all(self) -> None:
-        """Start every process in order, each when those before it are ready."""
+        """Start every process in order, each when those before it are ready; not those that wait to be told."""
         for process in self.processes.values():
-            await self.start(process)
+            if not process.process.manual:
+                await self.start(process)
 
     async def start(self, process: Supervised) -> None:
         """Start a process and wait until it is ready; one that runs already is left alone."""

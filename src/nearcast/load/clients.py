@@ -28,6 +28,9 @@ MAX_WAITING = 1_000
 TIMER_S = 0.0005
 """Timers have a resolution of a millisecond: what is due within half of it is due."""
 
+LEAVE_S = 5.0
+"""A client that leaves waits so long for answers to what it sent."""
+
 SESSION_SECONDS = 86_400
 _BACKOFF = Backoff(initial_seconds=0.25, max_seconds=5.0)
 
@@ -65,11 +68,13 @@ class Observer(Protocol):
 
     def subscribed(self, client: expansion.Client) -> None: ...
 
+    def left(self, client: expansion.Client) -> None: ...
+
     def failed_to_connect(self, client: expansion.Client, reason: str) -> None: ...
 
 
 class LoadClient:
-    """Runs one client until it is cancelled; :meth:`stop_publishing` before that lets it receive only."""
+    """Runs one client until it is cancelled, or leaves; :meth:`stop_publishing` before that lets it receive only."""
 
     def __init__(
         self,
@@ -110,18 +115,29 @@ class LoadClient:
         self._stopped = True
 
     async def run(self) -> None:
-        """Ends by being cancelled; raises only what nobody foresaw."""
+        """Ends by being cancelled, or when it is time to leave; raises only what nobody foresaw."""
         await self._until(self._start_ns + int(self._description.start_s * 1e9))
         for stream in range(len(self._dues_s)):
             self._schedule(stream)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._stay_connected(), name=f"{self._description.name} connects")
-                if self._pending:
-                    group.create_task(self._publish(), name=f"{self._description.name} publishes")
+                connecting = group.create_task(self._stay_connected(), name=f"{self._description.name} connects")
+                publishing = group.create_task(self._publish(), name=f"{self._description.name} publishes")
+                if self._description.leave_s is not None:
+                    await self._leave(self._description.leave_s, connecting, publishing)
         finally:
             for task in self._sending:
                 task.cancel()
+
+    async def _leave(self, leave_s: float, connecting: asyncio.Task[None], publishing: asyncio.Task[None]) -> None:
+        """Go for good, once all that was sent is answered."""
+        await self._until(self._start_ns + int(leave_s * 1e9))
+        self._stopped = True
+        publishing.cancel()
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=LEAVE_S)
+        self._observer.left(self._description)
+        connecting.cancel()
 
     async def _stay_connected(self) -> None:
         attempt = 0

@@ -177,7 +177,7 @@ class _Load:
             )
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A client's task ends by cancellation, at the end; anything else ends the load."""
+        """A client's task ends by cancellation, at the end, or when the client leaves; anything else ends the load."""
         if not task.cancelled() and task.exception() is not None:
             self._fail(task.exception())
 
@@ -286,6 +286,9 @@ class _Load:
         if not self._ending:
             self.disconnections += 1
             self._record_connection("disconnected", client, reason)
+
+    def left(self, client: expansion.Client) -> None:
+        self._record_connection("disconnected", client, "left, as the scenario says")
 
     def failed_to_connect(self, client: expansion.Client, reason: str) -> None:
         self.connection_failures += 1

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nearcast.configfile import Steps, key_of
 from nearcast.errors import ConfigError
 from nearcast.scenario import places
-from nearcast.scenario.events import ChangeLink, Cut, Event, Heal, Move
+from nearcast.scenario.events import ChangeLink, Cut, Event, Heal, Move, Start, Stop
 from nearcast.scenario.expansion import match_hosts, process_name
 from nearcast.scenario.movement import Waypoints
 from nearcast.scenario.placeholders import placeholders
@@ -155,9 +155,10 @@ def scenario_problems(scenario: Scenario, topology: Topology) -> Iterator[Proble
         yield from _claim_ports(listening, hosts, scenario.controller.host, ports, ("controller",))
     yield from _client_problems(scenario, topology, hosts, listening)
     end_s = scenario.duration_s + scenario.settle_s
+    processes = _process_names(topology)
     sites = {site.name for site in topology.sites}
     for position, event in enumerate(scenario.events):
-        yield from _event_problems(event, ("events", position), hosts, sites)
+        yield from _event_problems(event, ("events", position), hosts, sites, processes)
         if event.at_s > end_s:
             yield _problem(("events", position, "at_s"), f"the run is over after {end_s:g} s (duration_s + settle_s)")
     located = {site.name for site in topology.sites if site.located}
@@ -224,7 +225,14 @@ def _client_problems(
                     break
 
 
-def _event_problems(event: Event, steps: Steps, hosts: _Hosts, sites: Collection[str]) -> Iterator[Problem]:
+def _process_names(topology: Topology) -> list[str]:
+    hosts = topology.host_names()
+    return [process_name(process, host) for process in topology.processes for host in match_hosts(process.host, hosts)]
+
+
+def _event_problems(
+    event: Event, steps: Steps, hosts: _Hosts, sites: Collection[str], processes: Collection[str]
+) -> Iterator[Problem]:
     if isinstance(event, Cut):
         for field, names in (("source", event.source), ("target", event.target)):
             for index, name in enumerate(names):
@@ -234,6 +242,9 @@ def _event_problems(event: Event, steps: Steps, hosts: _Hosts, sites: Collection
         for index, name in enumerate(event.between):
             if name not in sites:
                 yield _problem((*steps, "between", index), unknown("site", name, sites))
+    elif isinstance(event, Start | Stop):
+        if event.process not in processes:
+            yield _problem((*steps, "process"), unknown("process", event.process, processes))
     elif not isinstance(event, Heal):
         yield from hosts.one(event.host, (*steps, "host"))
         if isinstance(event, Move) and event.site not in sites:
@@ -242,7 +253,7 @@ def _event_problems(event: Event, steps: Steps, hosts: _Hosts, sites: Collection
 
 def event_problems(event: Event, topology: Topology) -> Iterator[Problem]:
     """What is wrong with one event on a topology: for events that come at run time."""
-    return _event_problems(event, (), _Hosts(topology), {site.name for site in topology.sites})
+    return _event_problems(event, (), _Hosts(topology), {site.name for site in topology.sites}, _process_names(topology))
 
 
 class _Hosts:

@@ -52,6 +52,20 @@ class Restart(_Event, tag="restart", frozen=True, kw_only=True):
     """The host."""
 
 
+class Start(_Event, tag="start", frozen=True, kw_only=True):
+    """Start a process of the topology that does not run. Emulated WAN only: the simulator runs no programs."""
+
+    process: str
+    """The process; with a host in the scenario's wildcards, ``name-host``."""
+
+
+class Stop(_Event, tag="stop", frozen=True, kw_only=True):
+    """Ask a process of the topology to end, as a maintainer would. Emulated WAN only: the simulator runs no programs."""
+
+    process: str
+    """The process; it is killed if it does not end in its ``stop_timeout_s``."""
+
+
 class Pause(_Event, tag="pause", frozen=True, kw_only=True):
     """The host's processes stand still (SIGSTOP): a long garbage collection, a suspended virtual machine."""
 
@@ -174,7 +188,7 @@ class FailDisk(_Event, tag="disk", frozen=True, kw_only=True):
         require_seconds(self.sync_s, "sync_s")
 
 
-Event = Union[Kill, Crash, Restart, Pause, Resume, Cut, Heal, ChangeLink, ChangeAccess, Move, SkewClock, FailDisk]
+Event = Union[Kill, Crash, Restart, Start, Stop, Pause, Resume, Cut, Heal, ChangeLink, ChangeAccess, Move, SkewClock, FailDisk]
 
 
 class RandomFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -224,6 +224,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ready: ReadyCheck = ReadyCheck()
     """Processes start in the order of the file; each waits until the ones before it are ready."""
 
+    manual: bool = False
+    """Whether it waits to be told to start (a ``start`` event, or ``nearcast wan start``) instead of starting with the WAN."""
+
     environment: dict[str, str] = {}
     """Added to the environment."""
 

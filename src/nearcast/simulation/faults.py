@@ -22,6 +22,8 @@ from nearcast.scenario.events import (
     Restart,
     Resume,
     SkewClock,
+    Start,
+    Stop,
 )
 from nearcast.simulation.disks import DEFAULT_SYNC_S
 
@@ -71,6 +73,8 @@ class Faults:
                 self._host(name).skew(offset_s, rate)
             case FailDisk():
                 self._fail_disk(event)
+            case Start() | Stop():
+                pass  # of programs, and none run here
 
     def why_unreachable(self, source: Host, target: Host) -> str:
         """Which cut stops packets from one host to another, in words."""
@@ -202,6 +206,10 @@ def describe(event: Event) -> str:
             return f"power cut at {host}"
         case Restart(host=host):
             return f"restart {host}"
+        case Start(process=process):
+            return f"start {process}"
+        case Stop(process=process):
+            return f"stop {process}"
         case Pause(host=host):
             return f"pause {host}"
         case Resume(host=host):

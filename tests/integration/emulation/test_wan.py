@@ -16,7 +16,7 @@ import pytest
 from nearcast.emulation.wan import Happening, Wan, WanStatus
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
-from nearcast.scenario.events import ChangeLink, Crash, Event, Kill, Move, Pause
+from nearcast.scenario.events import ChangeLink, Crash, Event, Kill, Move, Pause, Restart, Start, Stop
 from tests.integration.emulation.wans import PATIENCE_SECONDS, MarkedWan, marked_wan, modes, wait_until
 from tests.integration.tools import require
 
@@ -64,6 +64,12 @@ name = "mqtt"
 host = "server"
 command = ["nearcast", "broker", "--host", "{{server}}", "--allow-anonymous", "--data", "{{data}}"]
 ready = {{ port = 1883, log = "listening" }}
+[[processes]]
+name = "later"
+host = "server"
+command = ["sh", "-c", "trap 'echo goodbye; exit 0' TERM; echo hello; while true; do sleep 0.05; done"]
+ready = {{ log = "hello" }}
+manual = true
 """
 
 Use = Callable[[Callable[[Wan], Awaitable[Any]]], Any]
@@ -222,12 +228,29 @@ def test_pause_and_resume(use: Use) -> None:
     use(scenario)
 
 
+def test_a_process_that_waits_is_started_and_stopped_by_events(use: Use) -> None:
+    async def scenario(wan: Wan) -> None:
+        assert _process(await wan.status(), "later").state == "waiting"
+        await wan.apply(Restart(at_s=0, host="server"))
+        assert _process(await wan.status(), "later").starts == 0, "nobody told it to start yet"
+        await wan.apply(Start(at_s=0, process="later"))
+        assert _process(await wan.status(), "later").state == "running"
+        await wan.apply(Stop(at_s=0, process="later"))
+        stopped = _process(await wan.status(), "later")
+        assert (stopped.state, stopped.exit_code) == ("exited", 0)
+        assert "goodbye" in await wan.logs("later")
+        with pytest.raises(EmulationError, match="no process 'latter'; did you mean 'later'"):
+            await wan.apply(Start(at_s=0, process="latter"))
+
+    use(scenario)
+
+
 def test_crash_and_start_of_a_host(use: Use) -> None:
     async def scenario(wan: Wan) -> None:
         await wan.apply(Crash(at_s=0, host="server"))
         status = await wan.status()
         assert not status.hosts[0].up
-        assert {process.state for process in status.processes} == {"killed"}
+        assert {process.state for process in status.processes if process.name != "later"} == {"killed"}
         assert (await wan.matrix()).one_way_ms[1][0] is None
         with pytest.raises(EmulationError, match="server has crashed: start it, and echo with it"):
             await wan.start("echo")

@@ -14,7 +14,7 @@ from nearcast.emulation.supervision import Supervisor
 from nearcast.emulation.underlay import Streams
 from nearcast.errors import EmulationError
 from nearcast.network.conditions import Conditions
-from nearcast.scenario.events import ChangeAccess, ChangeLink, Crash, Cut, Event, Heal, Move, SkewClock
+from nearcast.scenario.events import ChangeAccess, ChangeLink, Crash, Cut, Event, Heal, Move, SkewClock, Start
 from nearcast.scenario.topology import Host, Site, SiteLink, Topology
 
 TOPOLOGY = Topology(
@@ -285,3 +285,5 @@ def test_events_are_checked_before_the_start() -> None:
         check_events((Heal(at_s=1), SkewClock(at_s=3, host="x")), TOPOLOGY)
     with pytest.raises(EmulationError, match=r"event 1 \(move at 1 s\): no site 'd'"):
         check_events((Move(at_s=1, host="x", site="d"),), TOPOLOGY)
+    with pytest.raises(EmulationError, match=r"event 1 \(start at 1 s\): no process 'p'; there is none at all"):
+        check_events((Start(at_s=1, process="p"),), TOPOLOGY)
