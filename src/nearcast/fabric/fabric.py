@@ -22,6 +22,7 @@ from nearcast.fabric.channels import Channels, PeerSession
 from nearcast.fabric.interest import Interest
 from nearcast.fabric.links import Greeting, Link
 from nearcast.fabric.parts import LinkUser, Part, Peer
+from nearcast.fabric.sharing import Sharing
 from nearcast.fabric.trunks import Trunks
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt import reasons
@@ -91,6 +92,7 @@ class Fabric:
         engine.router.next_sequence = max(engine.router.next_sequence, wall_us * SEQUENCES_PER_MICROSECOND)
         self.channels = Channels(self)
         self.interest = Interest(self)
+        self.sharing = Sharing(self)
         self.trunks = Trunks(self)
         self.users[links.GATEWAY] = self.trunks
 

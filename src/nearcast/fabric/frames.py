@@ -31,6 +31,9 @@ INTEREST: Final = 20
 INTEREST_ACK: Final = 21
 INTEREST_ASK: Final = 22
 
+# Who can take messages of shared subscriptions at once (nearcast.fabric.sharing).
+GROUPS: Final = 25
+
 # Retained messages (nearcast.fabric.replication).
 RETAINED_SEEN: Final = 30
 RETAINED: Final = 31

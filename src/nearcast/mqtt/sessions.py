@@ -5,7 +5,7 @@ Sections 3.1.2.4 (clean start), 3.1.2.5 and 3.1.3.2.2 (wills and their delay), 3
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nearcast.config import Limits
 from nearcast.mqtt import records
@@ -23,6 +23,22 @@ if TYPE_CHECKING:
     from nearcast.mqtt.connection import Connection
 
 
+class SessionWatcher(Protocol):
+    """Who is told where the clients of an engine are. Other brokers' sessions are no clients."""
+
+    def attached(self, session: Session) -> None:
+        """A connection took the session up."""
+
+    def left(self, session: Session) -> None:
+        """Its connection is gone; the session stays."""
+
+    def ended(self, session: Session) -> None:
+        """The session is about to be forgotten; it still has its subscriptions."""
+
+    def shared(self, topic_filter: str) -> None:
+        """A shared subscription was made or taken back."""
+
+
 class Sessions:
     """All sessions of an engine, by client identifier."""
 
@@ -38,6 +54,7 @@ class Sessions:
         self.by_client: dict[str, Session] = {}
         self.by_number: dict[int, Session] = {}
         self.next_number = 1
+        self.watchers: list[SessionWatcher] = []
         self._effects = effects
         self._tree = tree
         self._router = router
@@ -79,6 +96,8 @@ class Sessions:
         session.expiry_seconds = expiry_seconds
         connection.session = session
         self._remember(session)
+        for watcher in self.watchers:
+            watcher.attached(session)
 
     def set_expiry(self, session: Session, expiry_seconds: int) -> None:
         session.expiry_seconds = expiry_seconds
@@ -120,6 +139,8 @@ class Sessions:
             session.expires_at = now + session.expiry_seconds
         self.schedule(session, now)
         self._remember(session)
+        for watcher in self.watchers:
+            watcher.left(session)
 
     def schedule(self, session: Session, now: float) -> None:
         """Be woken for the next deadline of a session that has no connection."""
@@ -145,6 +166,9 @@ class Sessions:
         """Forget the session; a will that still waits is published now [MQTT-3.1.2-8]."""
         stats = self._effects.stats
         self.publish_will(session, now)
+        if not session.is_peer:
+            for watcher in self.watchers:
+                watcher.ended(session)
         orphans = session.orphans()
         for subscription in session.subscriptions.values():
             group, inner = parse_shared(subscription.topic_filter)
@@ -200,6 +224,9 @@ class Sessions:
         session.subscriptions[subscription.topic_filter] = subscription
         if session.durable:
             self._effects.records.append(records.subscribed(session.number, subscription))
+        if group and not session.is_peer:
+            for watcher in self.watchers:
+                watcher.shared(subscription.topic_filter)
         return is_new
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
@@ -211,4 +238,7 @@ class Sessions:
         self._tree.remove(group, inner, session.client_id)
         if session.durable:
             self._effects.records.append(records.unsubscribed(session.number, topic_filter))
+        if group and not session.is_peer:
+            for watcher in self.watchers:
+                watcher.shared(topic_filter)
         return True
