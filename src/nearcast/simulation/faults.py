@@ -76,6 +76,11 @@ class Faults:
             case Start() | Stop():
                 pass  # of programs, and none run here
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether any cut is not healed."""
+        return bool(self._cuts)
+
     def why_unreachable(self, source: Host, target: Host) -> str:
         """Which cut stops packets from one host to another, in words."""
         for sources, targets, one_way, text in self._cuts.values():

@@ -287,14 +287,18 @@ class SimulatedBroker(Program):
 
     def _settle(self) -> None:
         """After every call into the engine. A transport that was closed is lost only then, as an event loop would have it."""
-        self.commits.flush()
+        self._flush()
         while self._closed and not self.failed:
             for transport in self._closed:
                 self._transports.pop(transport.stream, None)
                 self._owners.pop(transport.stream, None)
                 self._lose(transport)
             self._closed.clear()
-            self.commits.flush()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Let out what may leave."""
+        self.commits.flush()
 
     # --- time -----------------------------------------------------------------------------------------------------------
 

@@ -97,28 +97,30 @@ class Stream:
 
 
 class _Index:
-    """Who subscribed to a topic: thousands of clients may each have one of their own."""
+    """Who subscribed to a topic: thousands of clients may each have one of their own. ``reach`` names what a client's messages
+    can reach, and those that are reached have the same."""
 
-    def __init__(self) -> None:
-        self._by_topic: dict[tuple[str, int, str], list[tuple[Subscriber, int]]] = {}
-        self._by_wildcard: dict[tuple[str, int], list[tuple[Subscriber, str, int]]] = {}
+    def __init__(self, reach: Callable[[Client], str]) -> None:
+        self._reach = reach
+        self._by_topic: dict[tuple[str, str], list[tuple[Subscriber, int]]] = {}
+        self._by_wildcard: dict[str, list[tuple[Subscriber, str, int]]] = {}
 
     def add(self, known: Subscriber) -> None:
-        client = known.client
-        for wanted in client.subscribe:
+        reach = self._reach(known.client)
+        for wanted in known.client.subscribe:
             # Of a shared subscription one member gets a message, and which one is the broker's choice: nothing to hold it to.
             if wanted.filter.startswith(SHARE_PREFIX):
                 continue
             if "+" in wanted.filter or "#" in wanted.filter:
-                found = self._by_wildcard.setdefault((client.broker, client.port), [])
-                found.append((known, wanted.filter, wanted.qos))
+                self._by_wildcard.setdefault(reach, []).append((known, wanted.filter, wanted.qos))
             else:
-                self._by_topic.setdefault((client.broker, client.port, wanted.filter), []).append((known, wanted.qos))
+                self._by_topic.setdefault((reach, wanted.filter), []).append((known, wanted.qos))
 
     def receivers(self, publisher: Client, topic: str) -> list[tuple[Subscriber, int]]:
-        """The subscribers at the publisher's broker, each with the highest QoS of its matching subscriptions."""
-        granted = list(self._by_topic.get((publisher.broker, publisher.port, topic), ()))
-        for known, topic_filter, qos in self._by_wildcard.get((publisher.broker, publisher.port), ()):
+        """The subscribers that the publisher reaches, each with the highest QoS of its matching subscriptions."""
+        reach = self._reach(publisher)
+        granted = list(self._by_topic.get((reach, topic), ()))
+        for known, topic_filter, qos in self._by_wildcard.get(reach, ()):
             if matches(topic_filter, topic):
                 granted.append((known, qos))
         highest: dict[Subscriber, int] = {}
@@ -150,7 +152,7 @@ class Ledger(Invariant):
         self._lost: dict[str, float] = {}
         # Clients whose session a durable broker has promised something in.
         self._assured: set[str] = set()
-        index = _Index()
+        index = _Index(self._reach)
         for client in clients:
             if client.subscribe:
                 known = Subscriber(client, self._is_promised(client))
@@ -175,8 +177,34 @@ class Ledger(Invariant):
         self.dropped_by_policy = 0
         self.latencies_s = array("d")
 
+    # --- what another kind of deployment answers otherwise --------------------------------------------------------------
+
+    def _reach(self, client: Client) -> str:
+        """What a client's messages can reach: those with the same answer."""
+        return f"{client.broker}:{client.port}"
+
+    def _is_durable(self, client: Client) -> bool:
+        """Whether what this client is promised survives the end of a broker's process."""
+        return self._durable[client.broker, client.port]
+
+    def _may_overtake(self, known: Subscriber, message: facts.Message) -> bool:
+        """Whether a message may come after later ones of its stream."""
+        return False
+
+    def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
+        """Whether a client may get a message twice at QoS 2."""
+        return sent.may_repeat
+
+    def _disturbed_s(self, client: str, stream: Stream) -> float:
+        """When something last happened that makes a message of a stream come to a client twice."""
+        return max(
+            self._lost.get(client, -1.0),
+            self._lost.get(stream.client.name, -1.0),
+            self._broker_died_s.get(stream.client.broker, -1.0),
+        )
+
     def _is_promised(self, client: Client) -> bool:
-        return self._durable[client.broker, client.port] and (client.protocol == "5.0" or not client.clean_start)
+        return self._is_durable(client) and (client.protocol == "5.0" or not client.clean_start)
 
     # --- what happens ---------------------------------------------------------------------------------------------------
 
@@ -222,9 +250,10 @@ class Ledger(Invariant):
         stream = self._streams[message.publisher]
         self._assure(stream.client)
         stream.messages[message.sequence].acknowledged = True
-        where = (stream.client.broker, stream.client.port)
         # Without a journal an acknowledgement may come from a process that is gone, and its retained messages with it.
-        if message.retain and (self._durable[where] or message.sent_s >= self._broker_died_s[where[0]]):
+        if message.retain and (
+            self._is_durable(stream.client) or message.sent_s >= self._broker_died_s.get(stream.client.broker, 0.0)
+        ):
             stream.acknowledged_retained = message.sequence
 
     def _on_delivered(self, host: Host, fact: facts.Delivered) -> None:
@@ -249,7 +278,7 @@ class Ledger(Invariant):
             return
         seen = known.seen.setdefault(identity.publisher, set())
         if identity.sequence in seen:
-            self._on_repeated(host, fact, stream, sent)
+            self._on_repeated(host, fact, known, stream, sent)
             return
         seen.add(identity.sequence)
         self.delivered += 1
@@ -260,26 +289,23 @@ class Ledger(Invariant):
                 return  # a repetition; the first time, it was lost at QoS 0
             if not was_expected and (fact.qos == 1 or sent.may_repeat):
                 return  # a repetition; the first time, the client had no subscription yet
+            if self._may_overtake(known, message):
+                return
             raise InvariantViolated(
                 f"{fact.client} got {_named(message)} for the first time after number {highest}",
                 [host, stream.client.host, stream.client.broker],
             )
         known.highest[identity.publisher] = identity.sequence
 
-    def _on_repeated(self, host: Host, fact: facts.Delivered, stream: Stream, sent: Sent) -> None:
+    def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
         self.duplicated += 1
         message = sent.message
         involved = [host, stream.client.host, stream.client.broker]
-        if fact.qos == 2 and not sent.may_repeat:
+        if fact.qos == 2 and not self._may_repeat(known, sent):
             raise InvariantViolated(f"{fact.client} got {_named(message)} twice at QoS 2", involved)
         if message.qos == 0:
             raise InvariantViolated(f"{fact.client} got {_named(message)} twice, which was published at QoS 0", involved)
-        disturbed_s = max(
-            self._lost.get(fact.client, -1.0),
-            self._lost.get(stream.client.name, -1.0),
-            self._broker_died_s.get(stream.client.broker, -1.0),
-        )
-        if disturbed_s < message.sent_s:
+        if self._disturbed_s(fact.client, stream) < message.sent_s:
             raise InvariantViolated(f"{fact.client} got {_named(message)} twice, and no connection was lost since", involved)
 
     def _on_connected(self, host: Host, fact: facts.ClientConnected) -> None:
@@ -417,7 +443,7 @@ class Ledger(Invariant):
                 known.given_up.add(key)
 
     def _assure(self, client: Client) -> None:
-        if not client.clean_start and self._durable[client.broker, client.port]:
+        if not client.clean_start and self._is_durable(client):
             self._assured.add(client.name)
 
     def _session_of(self, known: Subscriber) -> Session | None:

@@ -143,6 +143,11 @@ class World:
             self._faults = Faults(self)
         self._faults.apply(event)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the network is cut anywhere now."""
+        return self._faults is not None and self._faults.is_cut
+
     def schedule(self, event: Event) -> None:
         """Apply an event at its ``at_s``."""
         self.agenda.plan(max(event.at_s, self.now), _ACTION, lambda: self.apply(event), None, None)
