@@ -195,7 +195,7 @@ class Engine:
             if route.kept.durable:
                 return
         if retain:
-            self.inbound.retain(message)
+            self.inbound.retain(message, now)
         self.router.publish(route, message, None, now)
 
     def deliver(self, topic: bytes, payloads: list[bytes], qos: int, retain: bool, properties: bytes, now: float) -> None:
@@ -203,7 +203,7 @@ class Engine:
         route = self.router.route_for(topic)
         for publication in build_all(topic, payloads, qos, retain, properties):
             if retain:
-                self.inbound.retain(publication)
+                self.inbound.retain(publication, now)
             self.router.publish(route, publication, None, now)
 
     def bridge(self, publication: Publication, via: str, now: float) -> None:
@@ -212,7 +212,7 @@ class Engine:
         ``via`` says for whom (:meth:`nearcast.mqtt.routing.Router.publish_bridged`).
         """
         if publication.retain:
-            self.inbound.retain(publication)
+            self.inbound.retain(publication, now)
         self.router.publish_bridged(self.router.route_for(publication.topic), publication, via, now)
 
     def keep_with(self, keeper: Keeper | None) -> None:

@@ -287,7 +287,7 @@ class Inbound:
                 raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, _NO_ROOM)
             return reasons.QUOTA_EXCEEDED
         if publication.retain:
-            self.retain(publication)
+            self.retain(publication, now)
         if not self.router.publish(route, publication, session, now) and (kept is None or not kept.durable):
             return reasons.NO_MATCHING_SUBSCRIBERS
         return reasons.SUCCESS
@@ -336,32 +336,42 @@ class Inbound:
             allowed.add(topic)
         return True
 
-    def retain(self, publication: Publication) -> None:
+    def retain(self, publication: Publication, now: float) -> None:
         """Keep the last message of a publication as its topic's retained one; an empty one clears it [MQTT-3.3.1-6, -7].
 
         Where there is no room for it the message is delivered all the same, and the topic keeps no message rather than an
         old one.
         """
-        topic = publication.topic
+        replica = self.retained.replica
+        if replica is not None and publication.topic[:5] != b"$SYS/" and not replica.admit(publication, now):
+            return
+        self.store_retained(publication.single(publication.count - 1), now)
+
+    def store_retained(self, message: Publication, now: float) -> None:
+        """Keep one message as its topic's retained one, whose version is settled."""
+        topic = message.topic
         stats = self.effects.stats
-        # The broker's own figures are of no use after a restart.
-        journalled = self.effects.gated and topic[:5] != b"$SYS/"
-        last = publication.single(publication.count - 1)
-        if not last.payloads()[0]:
-            self._unretain(topic, journalled)
-        elif self._has_room(topic, len(last.packets)):
-            self.retained.set(topic, last)
-            if journalled:
-                self.effects.records.append(records.retained(last, self.effects.wall_offset))
+        if not message.payloads()[0]:
+            self._unretain(topic, now)
+        elif self._has_room(topic, len(message.packets)):
+            self.retained.set(topic, message)
+            # The broker's own figures are of no use after a restart.
+            if self.effects.gated and topic[:5] != b"$SYS/":
+                version = self.retained.versions.get(topic)
+                self.effects.records.append(records.retained(message, self.effects.wall_offset, version))
         else:
-            stats.not_retained += publication.count
-            self._unretain(topic, journalled)
+            stats.not_retained += 1
+            self._unretain(topic, now)
         stats.retained_messages = self.retained.count
         stats.retained_bytes = self.retained.bytes
 
-    def _unretain(self, topic: bytes, journalled: bool) -> None:
-        if self.retained.remove(topic) and journalled:
-            self.effects.records.append(records.unretained(topic))
+    def _unretain(self, topic: bytes, now: float) -> None:
+        removed = self.retained.remove(topic)
+        version = self.retained.versions.get(topic)
+        if version is not None and self.retained.replica is not None:
+            self.retained.replica.cleared(topic, now)
+        if (removed or version is not None) and self.effects.gated and topic[:5] != b"$SYS/":
+            self.effects.records.append(records.unretained(topic, version))
 
     def _has_room(self, topic: bytes, size: int) -> bool:
         before = self.retained.get(topic)
@@ -374,8 +384,11 @@ class Inbound:
         stats = self.effects.stats
         for topic in self.retained.expire(now):
             stats.dropped_expired += 1
+            version = self.retained.versions.get(topic)
+            if version is not None and self.retained.replica is not None:
+                self.retained.replica.cleared(topic, now)
             if self.effects.gated:
-                self.effects.records.append(records.unretained(topic))
+                self.effects.records.append(records.unretained(topic, version))
         stats.retained_messages = self.retained.count
         stats.retained_bytes = self.retained.bytes
 

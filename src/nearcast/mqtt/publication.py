@@ -121,6 +121,8 @@ class Publication:
         self.sequence = 0
         #: Which broker received it from a client: 0 is this one.
         self.origin = 0
+        #: The version of the retained message that the last of these became (:mod:`nearcast.mqtt.retained`); 0: none.
+        self.stamp = 0
         # Where the journal has this publication: its name there, and the generation that holds it (0: not written yet).
         self.journal_key = 0
         self.journal_generation = 0
@@ -144,6 +146,7 @@ class Publication:
         only = build(self.topic, self.payloads()[index], self.qos, self.retain, self.properties, self.expires_at)
         only.sequence = self.sequence + index
         only.origin = self.origin
+        only.stamp = self.stamp
         return only
 
     def parts(self, pieces: int) -> list[Publication]:
@@ -182,6 +185,7 @@ class Publication:
         )
         part.sequence = self.sequence + start
         part.origin = self.origin
+        part.stamp = self.stamp
         return part
 
     def anew(self) -> Publication:

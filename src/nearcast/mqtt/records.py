@@ -20,6 +20,7 @@ from nearcast.mqtt.properties import WILL_PROPERTIES, decode_properties, encode_
 from nearcast.mqtt.publication import Publication, Terms
 
 if TYPE_CHECKING:
+    from nearcast.mqtt.retained import Version
     from nearcast.mqtt.session import Session, Spilled
     from nearcast.mqtt.subscriptions import Subscription
 
@@ -46,8 +47,9 @@ ORIGIN: Final = 20
 ORIGIN_FORGOTTEN: Final = 21
 SPILLED: Final = 22
 UNSPILLED: Final = 23
+RETAINED_SEEN: Final = 24
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(24)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(25)]
 
 
 def number(value: int) -> bytes:
@@ -239,12 +241,23 @@ def unspilled(session_number: int, file_number: int) -> bytes:
     return _KIND[UNSPILLED] + number(session_number) + number(file_number)
 
 
-def retained(publication: Publication, wall_offset: float) -> bytes:
-    return _KIND[RETAINED] + publication_fields(publication, wall_offset)
+def retained(publication: Publication, wall_offset: float, version: Version | None) -> bytes:
+    return _KIND[RETAINED] + publication_fields(publication, wall_offset) + _version_fields(version)
 
 
-def unretained(topic: bytes) -> bytes:
-    return _KIND[UNRETAINED] + blob(topic)
+def unretained(topic: bytes, version: Version | None) -> bytes:
+    """The topic has no retained message; with a ``version`` this is a change like any other, and remembered."""
+    return _KIND[UNRETAINED] + blob(topic) + _version_fields(version)
+
+
+def _version_fields(version: Version | None) -> bytes:
+    """The last fields of a record; a broker that is on its own writes none."""
+    return b"" if version is None else number(version.stamp) + blob(version.origin.encode("utf-8"))
+
+
+def retained_seen(origin: str, stamp: int) -> bytes:
+    """Every change of retained messages that this origin made up to this stamp is known; 0: it is known no more."""
+    return _KIND[RETAINED_SEEN] + blob(origin.encode("utf-8")) + number(stamp)
 
 
 def stored(publication: Publication, effects: Effects) -> bytes:

@@ -15,6 +15,7 @@ from nearcast.mqtt import records
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.records import Fields
+from nearcast.mqtt.retained import Version
 from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session, Spilled, packet_ids_of
 from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import parse_shared
@@ -51,8 +52,16 @@ class Recovery:
             message = fields.publication(self._wall_offset)
             self._engine.retained.set(message.topic, message)
             self._count_on(message)
+            self._version(message.topic, fields)
         elif kind == records.UNRETAINED:
-            self._engine.retained.remove(fields.blob())
+            topic = fields.blob()
+            self._engine.retained.remove(topic)
+            self._version(topic, fields)
+        elif kind == records.RETAINED_SEEN:
+            origin_id = fields.blob().decode("utf-8")
+            self._engine.retained.seen[origin_id] = fields.number()
+            if not self._engine.retained.seen[origin_id]:
+                del self._engine.retained.seen[origin_id]
         elif kind == records.SESSION:
             self._session(fields)
         elif kind == records.KEPT:
@@ -102,6 +111,14 @@ class Recovery:
     def _know(self, publication: Publication) -> None:
         self._publications[publication.journal_key] = publication
         self._count_on(publication)
+
+    def _version(self, topic: bytes, fields: Fields) -> None:
+        """The version behind a topic's retained message, which only brokers of a fabric write."""
+        versions = self._engine.retained.versions
+        if fields.position < len(fields.data):
+            versions[topic] = Version(fields.number(), fields.blob().decode("utf-8"))
+        else:
+            versions.pop(topic, None)
 
     def _count_on(self, publication: Publication) -> None:
         # A retained message keeps its key, too: the next publication must not get the same one.
@@ -326,6 +343,7 @@ class Snapshot:
         self._begun = False
         self._sessions = [session.number for session in engine.sessions.by_client.values() if session.durable]
         self._topics = [message.topic for message in engine.retained.all() if message.topic[:5] != b"$SYS/"]
+        self._topics += [topic for topic in engine.retained.versions if engine.retained.get(topic) is None]
 
     def step(self, max_bytes: int) -> list[bytes]:
         """The next records, somewhat more than ``max_bytes`` of them at the most; none when all is written."""
@@ -341,6 +359,8 @@ class Snapshot:
                 found.append(records.epoch(origins.epoch, origins.reserved))
             for origin in origins.by_name.values():
                 found.append(records.origin(origin.name, origin.epoch, origin.received))
+            for origin_id, stamp in self._engine.retained.seen.items():
+                found.append(records.retained_seen(origin_id, stamp))
         while size < max_bytes and (self._sessions or self._topics):
             before = len(found)
             if self._sessions:
@@ -348,9 +368,13 @@ class Snapshot:
                 if session is not None and session.durable:
                     self._describe(session, found)
             else:
-                message = self._engine.retained.get(self._topics.pop())
+                topic = self._topics.pop()
+                message = self._engine.retained.get(topic)
+                version = self._engine.retained.versions.get(topic)
                 if message is not None:
-                    found.append(records.retained(message, effects.wall_offset))
+                    found.append(records.retained(message, effects.wall_offset, version))
+                elif version is not None:
+                    found.append(records.unretained(topic, version))
             for record in found[before:]:
                 size += len(record)
         return found

@@ -1,10 +1,39 @@
-"""Retained messages: the last one of each topic, found again by wildcard without looking at the others."""
+"""Retained messages: the last one of each topic, found again by wildcard without looking at the others.
+
+Where brokers have them in common (:mod:`nearcast.fabric.replication`), each topic's message also has a :class:`Version`, and a
+topic keeps its version for a while after its message was cleared.
+"""
 
 from __future__ import annotations
 
 import heapq
+from typing import Protocol
 
 from nearcast.mqtt.publication import Publication
+
+
+class Version:
+    """Which change of a topic's retained message this is: of two, the later ``stamp`` holds, then the greater ``origin``.
+
+    ``origin`` names the broker a client published it at, and that broker's epoch.
+    """
+
+    def __init__(self, stamp: int, origin: str) -> None:
+        self.stamp = stamp
+        self.origin = origin
+
+    def is_before(self, stamp: int, origin: str) -> bool:
+        return (self.stamp, self.origin) < (stamp, origin)
+
+
+class Replica(Protocol):
+    """Who has retained messages in common with other brokers."""
+
+    def admit(self, publication: Publication, now: float) -> bool:
+        """A publication is to be retained: give it a version; false when it came from elsewhere and a later one is there."""
+
+    def cleared(self, topic: bytes, now: float) -> None:
+        """The topic has no message any more: it was cleared or expired, or there is no room for it."""
 
 
 class _Level:
@@ -20,6 +49,10 @@ class RetainedMessages:
         self._root = _Level()
         # (deadline, topic) of messages that expire, soonest first; those that were replaced meanwhile are passed over.
         self._deadlines: list[tuple[float, bytes]] = []
+        self.replica: Replica | None = None
+        #: By topic; by origin, the stamp up to which everything it changed is known here.
+        self.versions: dict[bytes, Version] = {}
+        self.seen: dict[str, int] = {}
         self.count = 0
         self.bytes = 0
 

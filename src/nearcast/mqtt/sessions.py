@@ -214,7 +214,7 @@ class Sessions:
                 self._effects.records.append(records.kept(self._effects.last_mark, 0, b""))
         self._effects.stats.wills_published += 1
         if will.retain:
-            self._inbound.retain(message)
+            self._inbound.retain(message, now)
         self._router.publish(route, message, session, now)
 
     def subscribe(self, session: Session, subscription: Subscription) -> bool:
