@@ -72,7 +72,8 @@ class Fabric(Mqtt):
         self._brokers, self._clients = len(self.brokers), len(clients)
         for name in dict.fromkeys([*self.brokers_of, *self.workloads_of]):
             world.place(name, lambda host: MqttNode(host, self))
-        brokers = Brokers({broker.name: broker.durable for broker in self.brokers.values()}, self._running)
+        durable = {broker.name: broker.durable for broker in self.brokers.values()}
+        brokers = Brokers(durable, self._running, lambda name: _is_meant(self.brokers[name], world.now))
         ledger = FabricLedger(clients, brokers, set(), lambda: world.now)
         self.ledger = ledger
         self.tables = FabricTables(clients, brokers, lambda: world.now, lambda: world.is_cut)
@@ -122,6 +123,10 @@ class Fabric(Mqtt):
         tables = self.tables
         crossed = {} if tables is None else {"crossed": tables.crossed, "crossed_again": tables.crossed_again}
         return {**super().report(), **crossed}
+
+
+def _is_meant(broker: Broker, now_s: float) -> bool:
+    return broker.start_s <= now_s and (broker.stop_s is None or now_s < broker.stop_s)
 
 
 def _settings(scenario: Scenario) -> FabricSettings:

@@ -46,10 +46,14 @@ _MARK: Final = b"NCID"
 class Brokers:
     """All brokers of a fabric, wherever they are in their lives."""
 
-    def __init__(self, durable: dict[str, bool], find: Callable[[str], FabricBroker | None]) -> None:
-        """``durable`` has every broker by its name; ``find`` gives one that runs."""
+    def __init__(
+        self, durable: dict[str, bool], find: Callable[[str], FabricBroker | None], is_meant: Callable[[str], bool]
+    ) -> None:
+        """``durable`` has every broker by its name; ``find`` gives one that runs; ``is_meant`` tells whether one is meant to
+        run now: some come later, or leave."""
         self.durable = durable
         self._find = find
+        self._is_meant = is_meant
 
     def open(self) -> list[FabricBroker]:
         """Those that let clients in."""
@@ -57,7 +61,8 @@ class Brokers:
         return [broker for broker in found if broker is not None and broker.open]
 
     def all_open(self) -> bool:
-        return len(self.open()) == len(self.durable)
+        """Whether all that are meant to run do, and let clients in."""
+        return all(self.find(name) is not None for name in self.durable if self._is_meant(name))
 
     def find(self, name: str) -> FabricBroker | None:
         broker = self._find(name)
@@ -422,7 +427,7 @@ class FabricTables(Invariant):
 
     def finish(self) -> None:
         brokers = self._fabric.open()
-        if len(brokers) != len(self._fabric.durable) or self._cut_off():
+        if not self._fabric.all_open() or self._cut_off():
             return
         for broker in brokers:
             for other in brokers:

@@ -150,6 +150,10 @@ class Host:
         """Accept streams on this port until the process ends."""
         self._listening.add(port)
 
+    def stop_listening(self, port: int) -> None:
+        """Accept no more streams on this port."""
+        self._listening.discard(port)
+
     def listens(self, port: int) -> bool:
         return port in self._listening
 

@@ -66,7 +66,7 @@ class MqttNode(ProgramNode):
             made = protocol.make_broker(host, broker, self)
             self.brokers[broker.port] = made
             self.ports[broker.port] = made
-            self.add(made)
+            self.add(made, broker.start_s, broker.stop_s)
         protocol.add_programs(self)
         for workload in protocol.workloads_of.get(host.name, ()):
             self.add(SimulatedClient(host, workload, host.world.host(workload.client.broker), self.owners))

@@ -11,6 +11,7 @@ from typing import Final
 
 from nearcast.config import EngineSettings, Limits
 from nearcast.errors import StorageUnavailable
+from nearcast.mqtt import reasons
 from nearcast.mqtt.access import AllowAll, Peer
 from nearcast.mqtt.commits import Commits
 from nearcast.mqtt.connection import Connection
@@ -185,6 +186,18 @@ class SimulatedBroker(Program):
         self.open = True
         self.host.listen(self.port)
         self.host.observe(BrokerOpened(self.host.name))
+
+    def stop(self) -> None:
+        """As the real one: clients are told, what was promised is kept, and nothing comes in any more."""
+        if not self.open:
+            return
+        self.host.stop_listening(self.port)
+        for transport in list(self._transports.values()):
+            if transport.connection is not None:
+                self.engine.disconnect(transport.connection, reasons.SERVER_SHUTTING_DOWN, self.host.now)
+        self._settle()
+        self.open = False
+        self.host.note("the broker has stopped")
 
     def _disk_failed(self, error: StorageUnavailable) -> None:
         """As the real one: nothing more comes in or goes out, and the process ends."""

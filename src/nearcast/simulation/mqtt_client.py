@@ -43,6 +43,8 @@ KEPT_SESSION_SECONDS: Final = 86_400
 OWN_SESSION_SECONDS: Final = 300
 WINDOW: Final = 1_000
 WINDOW_3_1_1: Final = 20
+LEAVE_S: Final = 5.0
+"""A client that leaves waits so long for answers to what it sent."""
 
 #: A moment of the world is not always a moment of a skewed clock to the last bit.
 _CLOCK_GRAIN_S: Final = 1e-6
@@ -75,6 +77,7 @@ class Workload:
         self.machine: ClientMachine | None = None
         self.unanswered: dict[int, facts.Message] = {}
         self.subscribed = False
+        self.left = False
 
     def next_s(self) -> float:
         """When the next message is due, on the world's clock."""
@@ -114,6 +117,8 @@ class SimulatedClient(Program):
         return machine, True
 
     def start(self) -> None:
+        if self.workload.left:
+            return
         self.host.observe(facts.ClientStarted(self.client.name, self._fresh))
         self._connect_at = self.host.now + max(0.0, self.client.start_s - self.host.world.now)
         # What would have been published while there was no process never came to be.
@@ -275,6 +280,10 @@ class SimulatedClient(Program):
 
     def tick(self) -> None:
         now = self.host.now
+        if self._leave_s() <= self.host.world.now:
+            self._leave()
+        if self.workload.left:
+            return
         if self._connect_at <= now:
             self._connect()
         elif self._give_up_at <= now:
@@ -289,10 +298,28 @@ class SimulatedClient(Program):
         if self.workload.next_s() <= self.host.world.now:
             self._publish_due()
 
+    def _leave_s(self) -> float:
+        """When it is time to go for good: the client's time, once all that it sent is answered or it has waited for that."""
+        leave_s = self.client.leave_s
+        if leave_s is None or self.workload.left:
+            return math.inf
+        return leave_s + LEAVE_S if self.workload.unanswered else leave_s
+
+    def _leave(self) -> None:
+        self.workload.left = True
+        self.host.observe(facts.ClientLeft(self.client.name))
+        self.machine.disconnect(self.host.now)
+        self.machine.take_events()
+        self._write()
+        self._hang_up()
+        self._connect_at = self._give_up_at = math.inf
+
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next, on the host's own clock."""
+        if self.workload.left:
+            return math.inf
         deadline = min(self._connect_at, self._give_up_at, self.machine.next_deadline())
-        due_in_s = self.workload.next_s() - self.host.world.now
+        due_in_s = min(self.workload.next_s(), self._leave_s()) - self.host.world.now
         if due_in_s < math.inf:
             deadline = min(deadline, self.host.now + max(due_in_s, _CLOCK_GRAIN_S))
         return deadline

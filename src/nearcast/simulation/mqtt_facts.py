@@ -78,6 +78,13 @@ class ClientDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """A client disconnects for good, as it was meant to."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class Subscribed:
     """The broker granted a client all its subscriptions."""
 

@@ -150,6 +150,8 @@ class Ledger(Invariant):
         self._broker_died_s: dict[str, float] = {}
         # When each client last lost its process or connection, or learned so.
         self._lost: dict[str, float] = {}
+        # Clients that left on purpose, and do not come back.
+        self._gone: set[str] = set()
         # Clients whose session a durable broker has promised something in.
         self._assured: set[str] = set()
         index = _Index(self._reach)
@@ -224,6 +226,8 @@ class Ledger(Invariant):
             self._on_connected(host, fact)
         elif isinstance(fact, facts.ClientDisconnected):
             self._lost[fact.client] = self._now()
+        elif isinstance(fact, facts.ClientLeft):
+            self._on_left(fact.client)
         elif isinstance(fact, facts.Subscribed):
             self._on_subscribed(fact.client)
         elif isinstance(fact, facts.ClientStarted):
@@ -239,7 +243,7 @@ class Ledger(Invariant):
         sent = Sent(message)
         stream.messages[message.sequence] = sent
         for known, qos in stream.receivers:
-            if self._is_covered(known):
+            if known.client.name not in self._gone and self._is_covered(known):
                 self.expected += 1
                 known.expected.add((message.publisher, message.sequence))
                 if min(qos, message.qos) > 0:
@@ -329,6 +333,17 @@ class Ledger(Invariant):
         self._assure(known.client)
         session = self._session_of(known)
         known.session_number = 0 if session is None else session.number
+
+    def _on_left(self, client: str) -> None:
+        """It is owed nothing any more; what it published still counts."""
+        self._lost[client] = self._now()
+        self._gone.add(client)
+        known = self._subscribers.get(client)
+        if known is not None:
+            known.expected.clear()
+            known.owed.clear()
+            known.confirmed = False
+            known.kept = False
 
     def _on_client_started(self, fact: facts.ClientStarted) -> None:
         self._lost[fact.client] = self._now()

@@ -7,6 +7,7 @@ at which it wants to be looked at. It knows nothing of the others.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final
 
@@ -16,12 +17,18 @@ from nearcast.simulation.streams import Stream
 TOKENS_PER_PROGRAM: Final = 4
 """Kinds of flushes that one program may ask for at a time."""
 
+PAUSED_S: Final = 0.1
+"""How soon it is looked again whether a paused process goes on."""
+
 
 class Program:
     """One program. Override what is needed; all of this does nothing."""
 
     def start(self) -> None:
         """The process has begun."""
+
+    def stop(self) -> None:
+        """End in order: asked for while the process goes on with other programs, which this one may take its time for."""
 
     def tick(self) -> None:
         """The time of :meth:`next_deadline` has come, or an earlier answer of it."""
@@ -68,23 +75,50 @@ class ProgramNode(Node):
         self._numbers: dict[int, int] = {}
         # When each program is looked at next, never later than it has something to do; others wait in the queue unseen.
         self._looks_at: list[float] = []
+        self._spans: list[tuple[float, float | None]] = []
         self._queue: list[tuple[float, int]] = []
 
-    def add(self, program: Program) -> None:
-        """Run this one, too. Before the process starts."""
+    def add(self, program: Program, start_s: float = 0.0, stop_s: float | None = None) -> None:
+        """Run this one, too: from a time of the world on, until it is asked to end. Before the process starts."""
         self._numbers[id(program)] = len(self.programs)
         self.programs.append(program)
         self._looks_at.append(math.inf)
+        self._spans.append((start_s, stop_s))
 
     def next_token(self) -> int:
         """The first number of a flush that the program added next may use."""
         return TOKENS_PER_PROGRAM * len(self.programs)
 
     def start(self) -> None:
-        for program in self.programs:
-            program.start()
-        for program in self.programs:
+        now_s = self.host.world.now
+        begun = []
+        for program, (start_s, stop_s) in zip(self.programs, self._spans, strict=True):
+            if stop_s is not None and now_s >= stop_s:
+                continue
+            if start_s <= now_s:
+                program.start()
+                begun.append(program)
+            else:
+                self._at(start_s, program, program.start)
+            if stop_s is not None:
+                self._at(stop_s, program, program.stop)
+        for program in begun:
             self.plan(program)
+
+    def _at(self, when_s: float, program: Program, action: Callable[[], None]) -> None:
+        """Do something at a time of the world, or as soon as the process goes on; not if it has ended by then."""
+        world = self.host.world
+
+        def act() -> None:
+            if self.host.node is not self:
+                return
+            if self.host.paused:
+                world.at(world.now + PAUSED_S, act)
+                return
+            action()
+            self.plan(program)
+
+        world.at(when_s, act)
 
     def woken(self) -> None:
         now = self.host.now
