@@ -1,151 +1,57 @@
 """Messages from broker to broker: in order, each once, whatever happens to the link.
 
-Another broker is a session of the engine (:class:`PeerSession`), whose subscriptions are that broker's interest. QoS 1 and 2
-messages for it stand in the session's queue, under the queue's bounds and, where there is a journal, in the journal, until the
-other broker says that it has them (RECEIVED). A message's identity is (origin, sequence): the broker that received it from a
-client, and the number it got there.
+Another broker is a session of the engine (:class:`~nearcast.fabric.outgoing.PeerSession`), whose subscriptions are that
+broker's interest. QoS 1 and 2 messages for it stand in the session's queue, under the queue's bounds and, where there is a
+journal, in the journal, until the other broker says that it has them (RECEIVED). A message's identity is (origin, sequence):
+the broker that received it from a client, and the number it got there.
 
 MESSAGES carries one publication, its packets unchanged, with the sequence of its first message and that of the last reliable
-message sent before it. So the receiver sees what it has already (resent after a reconnect) and what is missing between. When a
-link comes up, each side says what it has (CHANNEL); the sender drops that and goes on behind it. RECEIVED leaves the receiver
-once what it confirms is durable there.
+message sent before it (:mod:`nearcast.fabric.messages`). So the receiver sees what it has already (resent after a reconnect)
+and what is missing between. When a link comes up, each side says what it has (CHANNEL); the sender drops that and goes on
+behind it. A receiver that sees a gap says CHANNEL again; a sender that hears nothing for long goes back by itself. RECEIVED
+leaves the receiver once what it confirms is durable there: the journal gets one ORIGIN record in the same frame as all that
+the messages did.
 
-QoS 0 messages go out at once or, when there is no link or no room, not at all; they have sequences of the same count.
+QoS 0 messages go out at once or, when there is no link or no room, not at all; they have sequences of the same count. They may
+overtake reliable ones, which wait for the disk: between two brokers there are two streams, each in order. BARRIER asks how far
+they are; PROGRESS answers, once in each stream and in order with its messages: everything up to that sequence was sent before.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
+from nearcast.fabric.messages import Arrived
+from nearcast.fabric.outgoing import PEER_PREFIX, RELIABLE_STREAM, UNRELIABLE_STREAM, PeerSession
+from nearcast.fabric.spool import SpoolStorage
 from nearcast.mqtt import reasons, records
-from nearcast.mqtt.effects import Effects
-from nearcast.mqtt.publication import Publication, Terms
-from nearcast.mqtt.records import Fields, blob, number
-from nearcast.mqtt.session import NEVER, Pending, Session
-from nearcast.mqtt.topics import is_string, topic_fault
+from nearcast.mqtt.engine import Engine
+from nearcast.mqtt.records import Fields, number
+from nearcast.mqtt.subscriptions import Subscription
+from nearcast.mqtt.topics import is_string, parse_shared, topic_fault
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
     from nearcast.fabric.parts import Peer
 
-#: Begins the client identifier of another broker's session: no client can have such a one [MQTT-1.5.4-2].
-PEER_PREFIX: Final = "\0"
+__all__ = ["PEER_PREFIX", "RELIABLE_STREAM", "UNRELIABLE_STREAM", "Channels", "PeerSession", "ProgressWatcher"]
 
-_V5: Final = 1
-_FORWARDABLE: Final = 2
-_RELIABLE: Final = 4
-_VIA: Final = 8
+#: How often sessions that catch up are looked at, and all others.
+PACE_S: Final = 0.05
+CHECK_S: Final = 1.0
 
-
-class PeerSession(Session):
-    """What another broker is to get. Everything stays in ``queue`` until it is confirmed; ``waiting`` is what was not sent
-    yet."""
-
-    def __init__(self, name: str, session_number: int, effects: Effects, max_messages: int, max_bytes: int) -> None:
-        super().__init__(PEER_PREFIX + name, session_number, effects, max_messages, max_bytes)
-        self.is_peer = True
-        self.expiry_seconds = NEVER
-        self.peer: Peer | None = None
-        self.ready = False
-        self.waiting: deque[Pending] = deque()
-        self.last_sent = 0
-        self.unconfirmed_bytes = 0
-        self.max_unconfirmed_bytes = 1
-
-    def deliver(self, publication: Publication, terms: Terms, now: float) -> int:
-        accepted = self._enqueue(publication, 0, publication.count, terms)
-        if accepted and self.queue is not None:
-            self.waiting.append(self.queue[-1])
-            self.drain(now)
-        return accepted
-
-    def forward(self, publication: Publication, via: str, now: float) -> None:
-        peer = self.peer
-        link = None if peer is None else peer.link
-        if link is None or not self.ready or not link.connection.has_room():
-            self.effects.stats.dropped_slow_consumer += publication.count
-            return
-        link.send(_messages(publication, 0, via, now, reliable=False))
-
-    def drain(self, now: float) -> None:
-        peer = self.peer
-        link = None if peer is None else peer.link
-        if link is None or not self.ready:
-            return
-        waiting = self.waiting
-        while waiting and self.unconfirmed_bytes < self.max_unconfirmed_bytes and link.connection.has_room():
-            pending = waiting.popleft()
-            publication = pending.publication
-            if pending.count != publication.count:
-                publication = publication.cut(pending.start, pending.count)
-            link.send_held(_messages(publication, self.last_sent, pending.terms.via, now, reliable=True))
-            self.last_sent = publication.sequence + publication.count - 1
-            self.unconfirmed_bytes += pending.count * pending.publication.stride
-
-    def opened(self, last: int, now: float) -> None:
-        """The other broker says what it has: drop that, and send the rest (again)."""
-        self.confirmed(last, now)
-        self.waiting = deque(self.queue) if self.queue is not None else deque()
-        self.unconfirmed_bytes = 0
-        self.last_sent = last
-        self.ready = True
-        self.drain(now)
-
-    def closed(self) -> None:
-        """There is no link any more."""
-        self.ready = False
-
-    def confirmed(self, last: int, now: float) -> None:
-        """The other broker has everything up to this sequence."""
-        queue = self.queue
-        done = 0
-        size = 0
-        while queue:
-            pending = queue[0]
-            if pending.publication.sequence + pending.start + pending.count - 1 > last:
-                break
-            queue.popleft()
-            done += pending.count
-            size += pending.count * pending.publication.stride
-        if not done:
-            return
-        if not queue:
-            self.queue = None
-        stats = self.effects.stats
-        self.queued_messages -= done
-        self.queued_bytes -= size
-        stats.queued_messages -= done
-        stats.queued_bytes -= size
-        self.unconfirmed_bytes = max(0, self.unconfirmed_bytes - size)
-        if self.durable:
-            self.effects.records.append(records.dropped(self.number, done))
-        self.drain(now)
+#: A gap is told once for every so many seconds: what is on its way arrives behind it, too.
+GAP_S: Final = 1.0
 
 
-def _messages(publication: Publication, previous: int, via: str, now: float, *, reliable: bool) -> bytes:
-    flags = (_V5 if publication.v5 else 0) | (_FORWARDABLE if publication.raw_flags >= 0 else 0)
-    flags |= (_RELIABLE if reliable else 0) | (_VIA if via else 0)
-    left_ms = 0
-    if publication.expires_at > 0:
-        left_ms = max(1, int((publication.expires_at - now) * 1e3) + 1)
-    return frame(
-        frames.MESSAGES,
-        number(flags),
-        number(publication.sequence),
-        number(previous),
-        number(publication.count),
-        number(publication.stride),
-        number(publication.head_size),
-        number(left_ms),
-        blob(publication.properties),
-        blob(publication.topic),
-        blob(publication.packets),
-        blob(via.encode("utf-8")) if via else b"",
-    )
+class ProgressWatcher(Protocol):
+    """Who asked for PROGRESS."""
+
+    def progressed(self, peer: Peer, token: int, stream: int, now: float) -> None:
+        """All that was asked for with this token has arrived on one of the two streams."""
 
 
 class Channels:
@@ -154,90 +60,233 @@ class Channels:
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._engine = fabric.engine
+        self._origins = fabric.engine.origins
+        self._router = fabric.engine.router
         self._unconfirmed: dict[str, Peer] = {}
         self._max_topic_levels: int = fabric.limits.max_topic_levels
+        self._max_packet_bytes: int = fabric.limits.max_packet_bytes
+        self._gaps: dict[str, float] = {}
+        self._next_check = 0.0
+        self._next_pace = 0.0
+        self.spool: SpoolStorage | None = None
+        self.watcher: ProgressWatcher | None = None
+        #: Messages that came again, messages with a topic that is not allowed here, gaps that were seen.
+        self.duplicates = 0
+        self.refused = 0
+        self.gaps = 0
+        self.received_messages = 0
+
+    # --- sessions -------------------------------------------------------------------------------------------------------
 
     def session_for(self, name: str) -> PeerSession:
         """The session of a peer: recovered from the journal, or new."""
         sessions = self._engine.sessions
+        effects = self._engine.effects
         known = sessions.by_client.get(PEER_PREFIX + name)
         if isinstance(known, PeerSession):
-            session = known
-        else:
-            settings = self._fabric.settings
-            session = PeerSession(
-                name, sessions.next_number, self._engine.effects, settings.max_queued_messages, settings.max_queued_bytes
-            )
-            sessions.next_number += 1
-            sessions.install(session)
-        session.max_unconfirmed_bytes = self._fabric.settings.max_unconfirmed_bytes
+            return known
+        settings = self._fabric.settings
+        session_number = sessions.next_number if known is None else known.number
+        session = PeerSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
+        session.max_unconfirmed_bytes = settings.max_unconfirmed_bytes
+        session.bytes_per_second = settings.catch_up_bytes_per_second
+        session.max_spilled_bytes = settings.max_spilled_bytes
+        session.spool = self.spool
+        sessions.install(session)
+        if known is not None:
+            session.adopt(known)
+            for old in known.subscriptions.values():
+                subscription = Subscription(session, old.topic_filter, old.qos, retain_as_published=True)
+                session.subscriptions[old.topic_filter] = subscription
+                group, inner = parse_shared(old.topic_filter)
+                self._engine.tree.add(group, inner, subscription)
+            return session
+        sessions.next_number += 1
+        if effects.gated:
+            session.durable = True
+            effects.records.append(records.session(session, effects.wall_offset, True))
         return session
 
+    def use_spool(self, spool: SpoolStorage) -> None:
+        """Put there what is too much for memory. Files that the journal knows nothing of are removed."""
+        self.spool = spool
+        known: set[tuple[int, int]] = set()
+        for peer in self._fabric.peers.values():
+            session = peer.session
+            session.spool = spool
+            for file in session.spilled or ():
+                known.add((session.number, file.number))
+        for found in spool.files():
+            if found not in known:
+                spool.remove(found[0], found[1])
+
+    def spilled(self, session_number: int, file_number: int, failed: bool) -> None:
+        """A file that was begun is on disk, or cannot be written."""
+        session = self._engine.sessions.by_number.get(session_number)
+        if not isinstance(session, PeerSession):
+            if self.spool is not None:
+                self.spool.remove(session_number, file_number)
+        elif failed:
+            session.spill_failed(file_number)
+        else:
+            session.spill_done(file_number)
+
+    def forget(self, peer: Peer, now: float) -> None:
+        """A broker left for good: nothing is kept for it any more. What one member of a group was to have, others get."""
+        session = peer.session
+        session.closed()
+        self._unconfirmed.pop(peer.name, None)
+        self._gaps.pop(peer.name, None)
+        files = [file.number for file in session.spilled or ()] + session.useless_files
+        session.spilled = None
+        self._engine.sessions.end(session, now)
+        self._origins.forget(peer.name)
+        if self.spool is not None:
+            for file_number in files:
+                self.spool.remove(session.number, file_number)
+
+    # --- frames ---------------------------------------------------------------------------------------------------------
+
     def handles(self, kind: int) -> bool:
-        return kind == frames.MESSAGES or kind == frames.RECEIVED or kind == frames.CHANNEL
+        return frames.CHANNEL <= kind <= frames.BARRIER
 
     def handle(self, peer: Peer, content: bytes, now: float) -> None:
         kind = content[0]
         if kind == frames.MESSAGES:
-            self._messages(peer, content, now)
-        elif kind == frames.RECEIVED:
-            peer.session.confirmed(Fields(content).number(), now)
+            self._arrived(peer, Arrived(content, now), now)
+            return
+        fields = Fields(content)
+        if kind == frames.RECEIVED:
+            peer.session.confirmed(fields.number(), now)
+        elif kind == frames.CHANNEL:
+            last = fields.number()
+            peer.session.max_packet_bytes = fields.number()
+            peer.session.opened(last, now)
+        elif kind == frames.BARRIER:
+            self._barrier(peer, fields.number())
         else:
-            peer.session.opened(Fields(content).number(), now)
+            self._progress(peer, fields.number(), fields.number(), fields.number(), now)
 
     def peer_up(self, peer: Peer, now: float) -> None:
-        peer.send_held(frame(frames.CHANNEL, number(peer.received)))
+        self._gaps.pop(peer.name, None)
+        self._say_what_we_have(peer)
+
+    def _say_what_we_have(self, peer: Peer) -> None:
+        peer.send_held(frame(frames.CHANNEL, number(peer.origin.received), number(self._max_packet_bytes)))
 
     def peer_down(self, peer: Peer, now: float) -> None:
         peer.session.closed()
 
+    def _arrived(self, peer: Peer, arrived: Arrived, now: float) -> None:
+        origin = peer.origin
+        publication = arrived.publication
+        count = arrived.count
+        last = arrived.last
+        if arrived.reliable:
+            self._unconfirmed[peer.name] = peer
+            received = origin.received
+            if last <= received:
+                self.duplicates += count
+                return
+            if arrived.previous > received:
+                self._gap(peer, now)
+                return
+            origin.received = last
+            if arrived.sequence <= received and publication is not None:
+                self.duplicates += received + 1 - arrived.sequence
+                publication = publication.cut(received + 1 - arrived.sequence, last - received)
+        elif last > peer.received_unreliable:
+            peer.received_unreliable = last
+        if publication is None:
+            return
+        topic = publication.topic
+        if self._router.remembered(topic) is None:
+            if not is_string(topic):
+                raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, "messages with a topic that is none")
+            if topic_fault(topic, self._max_topic_levels) or topic[:5] == b"$SYS/":
+                # Allowed where it was published. Ending the link would bring it again, for ever.
+                self.refused += publication.count
+                return
+        publication.origin = peer.number
+        self.received_messages += publication.count
+        self._engine.bridge(publication, arrived.via, now)
+
+    def _gap(self, peer: Peer, now: float) -> None:
+        """Something is missing in between, and what follows it is of no use: ask for all of it again."""
+        if now - self._gaps.get(peer.name, -GAP_S) >= GAP_S:
+            self._gaps[peer.name] = now
+            self.gaps += 1
+            self._say_what_we_have(peer)
+
+    # --- how far the streams are ----------------------------------------------------------------------------------------
+
+    def ask_progress(self, peer: Peer, token: int) -> bool:
+        """Have :class:`ProgressWatcher` told when all has arrived that the peer numbered before this reaches it."""
+        return peer.send(frame(frames.BARRIER, number(token)))
+
+    def _barrier(self, peer: Peer, token: int) -> None:
+        position = self._router.next_sequence - 1
+        peer.send(frame(frames.PROGRESS, number(token), number(UNRELIABLE_STREAM), number(position)))
+        peer.session.barrier(token, position)
+
+    def _progress(self, peer: Peer, token: int, stream: int, position: int, now: float) -> None:
+        if stream == UNRELIABLE_STREAM:
+            peer.received_unreliable = max(peer.received_unreliable, position)
+        elif position > peer.origin.received:
+            # Whatever comes next has a higher sequence, so this is as good as a message.
+            peer.origin.received = position
+            self._unconfirmed[peer.name] = peer
+        if self.watcher is not None:
+            self.watcher.progressed(peer, token, stream, now)
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+
     def settle(self, now: float) -> None:
         """Confirm what came since the last time, once per peer, behind the records that keep it."""
+        origins = self._origins
+        if self._router.next_sequence > origins.reserved:
+            origins.reserve(self._router.next_sequence)
         if self._unconfirmed:
             for peer in self._unconfirmed.values():
-                peer.send_held(frame(frames.RECEIVED, number(peer.received)))
+                origins.advanced(peer.origin)
+                peer.send_held(frame(frames.RECEIVED, number(peer.origin.received)))
             self._unconfirmed = {}
 
     def tick(self, now: float) -> None:
-        """Nothing yet."""
+        """Pace what gathered, send again what got lost on the way, give up files and brokers that are of no use any more."""
+        settings = self._fabric.settings
+        self._next_pace = now + PACE_S
+        thorough = now >= self._next_check
+        if thorough:
+            self._next_check = now + CHECK_S
+        for peer in list(self._fabric.peers.values()):
+            session = peer.session
+            if session.catching_up:
+                session.drain(now)
+            if not thorough:
+                continue
+            stuck = session.stuck_since()
+            if stuck and now - stuck > settings.fail_after_seconds:
+                session.opened(session.last_confirmed, now)
+            if session.useless_files and self.spool is not None:
+                files, session.useless_files = session.useless_files, []
+                for file_number in files:
+                    self.spool.remove(session.number, file_number)
+            session.spill()
+            if not peer.up and now - peer.last_seen > settings.keep_for_seconds:
+                self._fabric.forget(peer, now)
 
     def next_deadline(self) -> float:
-        return float("inf")
+        for peer in self._fabric.peers.values():
+            if peer.session.catching_up:
+                return self._next_pace
+        return self._next_check
 
-    def _messages(self, peer: Peer, content: bytes, now: float) -> None:
-        fields = Fields(content)
-        flags = fields.number()
-        sequence = fields.number()
-        previous = fields.number()
-        count = fields.number()
-        stride = fields.number()
-        head_size = fields.number()
-        left_ms = fields.number()
-        properties = fields.blob()
-        topic = fields.blob()
-        packets = fields.blob()
-        via = fields.blob().decode("utf-8") if flags & _VIA else ""
-        if not packets or count < 1 or (stride and stride * count != len(packets)):
-            raise RemoteProtocolError(reasons.MALFORMED_PACKET, "messages whose sizes do not fit")
-        last = sequence + count - 1
-        if flags & _RELIABLE:
-            self._unconfirmed[peer.name] = peer
-            if last <= peer.received:
-                self._fabric.duplicates += count
-                return
-            if previous > peer.received:
-                return  # something is missing in between: RECEIVED says so, and the sender goes back
-            peer.received = last
-        else:
-            peer.received_unreliable = last
-        expires_at = now + left_ms / 1e3 if left_ms else 0.0
-        publication = Publication(
-            topic, packets, count, stride, (flags & _V5) != 0, head_size, properties, expires_at, (flags & _FORWARDABLE) != 0
-        )
-        publication.sequence = sequence
-        publication.origin = peer.number
-        if self._engine.router.remembered(topic) is None and (
-            not is_string(topic) or topic_fault(topic, self._max_topic_levels)
-        ):
-            raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, "messages with a topic that is none")
-        self._engine.bridge(publication, via, now)
+
+def forget_peers(engine: Engine, now: float) -> None:
+    """This broker is no longer part of a fabric: nothing is kept for those that were."""
+    for session in list(engine.sessions.by_client.values()):
+        if session.client_id[:1] == PEER_PREFIX:
+            engine.sessions.end(session, now)
+    for name in list(engine.origins.by_name):
+        engine.origins.forget(name)

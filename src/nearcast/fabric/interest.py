@@ -73,6 +73,16 @@ class Interest(Part):
         if self._added.pop(name, "") == "":
             self._removed[name] = None
 
+    def recount(self) -> None:
+        """Count everything there is, also what was subscribed before anybody watched."""
+        self._counts = {}
+        self._added = {}
+        self._removed = {}
+        for session in self._fabric.engine.sessions.by_client.values():
+            if session.client_id[:1] != PEER_PREFIX:
+                for name in session.subscriptions:
+                    self._counts[name] = self._counts.get(name, 0) + 1
+
     def settle(self, now: float) -> None:
         if not self._added and not self._removed:
             return
