@@ -37,6 +37,7 @@ CLOSED: Final = 3
 BROKER: Final = 1
 GATEWAY: Final = 2
 CONTROLLER: Final = 3
+ROLES: Final = {BROKER: "broker", GATEWAY: "gateway", CONTROLLER: "controller"}
 
 MAX_GREETING_BYTES: Final = 16_384
 NONCE_BYTES: Final = 16
@@ -55,16 +56,29 @@ class Greeting:
 class Link:
     """See the module. ``theirs`` is known once the link is PROVING and to be believed once it is UP.
 
-    ``dialed`` is the address that was dialled, or empty for a link that was accepted. ``peer`` is for the owner's use.
+    ``dialed`` is the address that was dialled, or empty for a link that was accepted. ``expected`` is the name that the node
+    there must have, where only that one is meant. ``relayed`` says that the stream goes through other brokers. ``left``: the
+    other end said goodbye.
     """
 
     def __init__(
-        self, ours: Greeting, secret: bytes, connection: Connection, dialed: str, rng: random.Random, now: float
+        self,
+        ours: Greeting,
+        secret: bytes,
+        connection: Connection,
+        dialed: str,
+        rng: random.Random,
+        now: float,
+        expected: str = "",
     ) -> None:
         self.ours = ours
         self.theirs: Greeting | None = None
         self.connection = connection
         self.dialed = dialed
+        self.expected = expected
+        self.relayed = False
+        self.met_itself = False
+        self.left = False
         self.state = GREETING
         self.opened_at = now
         self.last_seen = now
@@ -75,8 +89,11 @@ class Link:
         self.bytes_in = 0
         self.close_reason = ""
         self.max_frame_bytes = MAX_GREETING_BYTES
+        self.max_frame_bytes_up = MAX_GREETING_BYTES
         self._secret = secret
-        self._partial = b""
+        # What arrived of a frame that is not complete yet, and how many bytes it takes to go on.
+        self._partial: bytearray | None = None
+        self._needed_bytes = 0
         self._ping_number = 0
         self._pinged_at = 0.0
         nonce = rng.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
@@ -93,6 +110,20 @@ class Link:
         )
         self._their_hello = b""
         self.send(frame(frames.HELLO, self._our_hello))
+
+    @property
+    def is_up(self) -> bool:
+        return self.state == UP
+
+    @property
+    def name(self) -> str:
+        """What the other end calls itself; empty before it said so."""
+        return "" if self.theirs is None else self.theirs.name
+
+    @property
+    def role(self) -> str:
+        """What the other end is, in a word."""
+        return "node" if self.theirs is None else ROLES.get(self.theirs.role, "node")
 
     # --- output ---------------------------------------------------------------------------------------------------------
 
@@ -116,24 +147,38 @@ class Link:
         self.connection.closing = True
         self.connection.touch()
 
+    def end(self) -> None:
+        """The other end said goodbye, and everything before that was dealt with."""
+        self.state = CLOSED
+        self.connection.closing = True
+        self.connection.touch()
+
     # --- input ----------------------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
         """Bytes arrived; returns the contents of complete frames that are not the link's own. Raises RemoteProtocolError."""
         self.last_seen = now
         self.bytes_in += len(data)
-        if self._partial:
-            data = self._partial + data
+        partial = self._partial
+        if partial is not None:
+            partial += data
+            if len(partial) < self._needed_bytes:
+                return []
+            data = bytes(partial)
+            self._partial = None
         found: list[bytes] = []
         position = 0
         end = len(data)
-        while end - position >= frames.LENGTH_BYTES and self.state != CLOSED:
+        needed = frames.LENGTH_BYTES
+        while end - position >= frames.LENGTH_BYTES and self.state != CLOSED and not self.left:
             size = int.from_bytes(data[position : position + frames.LENGTH_BYTES], "big")
             if size == 0 or size > self.max_frame_bytes:
                 raise RemoteProtocolError(reasons.PACKET_TOO_LARGE, f"a frame of {size} bytes, {self.max_frame_bytes} allowed")
             start = position + frames.LENGTH_BYTES
             if start + size > end:
+                needed = frames.LENGTH_BYTES + size
                 break
+            needed = frames.LENGTH_BYTES
             content = data[start : start + size]
             position = start + size
             self.frames_in += 1
@@ -141,7 +186,9 @@ class Link:
                 found.append(content)
             else:
                 self._own(content, now)
-        self._partial = data[position:] if position < end else b""
+        if position < end:
+            self._partial = bytearray(data[position:])
+            self._needed_bytes = needed
         return found
 
     def _own(self, content: bytes, now: float) -> None:
@@ -157,9 +204,7 @@ class Link:
                 self._pong(content, now)
             elif kind == frames.GOODBYE:
                 self.close_reason = Fields(content).blob().decode("utf-8", "replace")
-                self.state = CLOSED
-                self.connection.closing = True
-                self.connection.touch()
+                self.left = True
             else:
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} does not belong here")
         except ValueError as error:
@@ -181,10 +226,16 @@ class Link:
         nonce = fields.blob()
         if len(nonce) != NONCE_BYTES or not name:
             raise ValueError("a HELLO without a name or nonce")
+        if role == self.ours.role and name == self.ours.name:
+            self.met_itself = epoch == self.ours.epoch
+            raise RemoteProtocolError(
+                reasons.NOT_AUTHORIZED,
+                "this node itself" if self.met_itself else f"two nodes are called {name}: every node needs a name of its own",
+            )
+        if self.expected and name != self.expected:
+            raise RemoteProtocolError(reasons.NOT_AUTHORIZED, f"{name} answers where {self.expected} was expected")
         self.theirs = Greeting(role, name, epoch, fields.blob())
         self._their_hello = content[1:]
-        if self._their_hello == self._our_hello:
-            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "this node's own HELLO came back")
         self.state = PROVING
         self.send(frame(frames.PROOF, blob(self._tag(self._our_hello, self._their_hello))))
 
@@ -195,6 +246,7 @@ class Link:
         if not hmac.compare_digest(Fields(content).blob(), self._tag(self._their_hello, self._our_hello)):
             raise RemoteProtocolError(reasons.NOT_AUTHORIZED, "the other end does not have this fabric's secret")
         self.state = UP
+        self.max_frame_bytes = self.max_frame_bytes_up
 
     # --- the pulse ------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,13 @@ CLOSED: Final = 3
 NO_PACKET_LIMIT: Final = 268_435_460
 
 
+class Producer:
+    """Makes output of a connection that has no session."""
+
+    def drain(self, now: float) -> None:
+        """There is room for output again."""
+
+
 class Connection:
     """See the module. A driver uses ``handle``, ``congested``, ``reading``, ``closing``, ``take``, ``take_held`` and
     ``committed``, and reads the rest."""
@@ -43,6 +50,7 @@ class Connection:
         self.client_id = ""
         self.username: str | None = None
         self.session: Session | None = None
+        self.producer: Producer | None = None
         self.keep_alive_seconds = 0
         self.timer_at = 0.0
         # What arrived of a packet that is not complete yet, and how many bytes it takes to go on.

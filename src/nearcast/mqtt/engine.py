@@ -174,6 +174,9 @@ class Engine:
             connection.reading = True
             connection.last_seen = now
         connection.touch()
+        producer = connection.producer
+        if producer is not None:
+            producer.drain(now)
         session = connection.session
         if session is not None and connection.state == CONNECTED:
             session.drain(now)
