@@ -203,10 +203,10 @@ def topologies(as_json: AsJson = False) -> None:
 def show(topology: TopologyName, as_json: AsJson = False) -> None:
     """Show a topology, or that of a scenario, and its latencies without starting anything."""
     from nearcast.cli.wan_up import load_either  # with NumPy
-    from nearcast.experiments.emulated import with_brokers
+    from nearcast.experiments.nodes import with_nodes
 
     found = load_either(topology)
-    loaded = found if isinstance(found, Topology) else with_brokers(found)
+    loaded = found if isinstance(found, Topology) else with_nodes(found)
     network, names = build_network(loaded, Random(0))
     # All pairs of very many hosts take long, and nobody reads them.
     everyone = range(len(names) if as_json else min(len(names), display.MAX_MATRIX))

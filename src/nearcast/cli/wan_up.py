@@ -29,12 +29,12 @@ from nearcast.cli.wan_exec import run_command
 from nearcast.emulation.control import Happening, Mode, WanStatus
 from nearcast.emulation.wan import Signal, Wan
 from nearcast.errors import ConfigError, EmulationError, NearcastError
-from nearcast.experiments import emulated
+from nearcast.experiments import emulated, nodes
 from nearcast.scenario.events import Event
 from nearcast.scenario.files import load_scenario, load_topology, ready_scenarios
 from nearcast.scenario.mobility import moves
 from nearcast.scenario.movement import Trace, Waypoints
-from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.scenario import MQTT_PROTOCOLS, Scenario
 from nearcast.scenario.topology import Topology
 
 REDRAW_SECONDS = 0.5
@@ -108,14 +108,14 @@ def description(options: UpOptions) -> Description:
     scenario = load_either(options.topology)
     if isinstance(scenario, Topology):
         return Description(scenario, movement(scenario, options))
-    if scenario.protocol != "mqtt":
+    if scenario.protocol not in MQTT_PROTOCOLS:
         raise NearcastError(
             f"scenario {scenario.name} runs the protocol {scenario.protocol}, which exists in the simulator only: "
             f"nearcast simulate {options.topology}"
         )
     if options.duration_s is not None:
         scenario = msgspec.structs.replace(scenario, duration_s=options.duration_s)
-    topology = emulated.with_brokers(scenario)
+    topology = nodes.with_nodes(scenario)
     events, notes = emulated.happening(scenario, options.seed)
     together = sorted(events + movement(topology, options), key=lambda event: event.at_s)
     return Description(topology, together, scenario, tuple(notes))

@@ -176,9 +176,15 @@ class Supervisor:
 
     async def start_all(self) -> None:
         """Start every process in order, each when those before it are ready; not those that wait to be told."""
+        turns: list[list[Supervised]] = []
         for process in self.processes.values():
             if not process.process.manual:
-                await self.start(process)
+                if process.process.together and turns:
+                    turns[-1].append(process)
+                else:
+                    turns.append([process])
+        for turn in turns:
+            await asyncio.gather(*(self.start(process) for process in turn))
 
     async def start(self, process: Supervised) -> None:
         """Start a process and wait until it is ready; one that runs already is left alone."""

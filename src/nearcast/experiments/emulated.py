@@ -1,7 +1,7 @@
 """A scenario as real processes on an emulated WAN: its brokers, and a load process on each host that has clients.
 
-Owns the composition that no runtime below knows: which command a broker is, how load processes begin together on one clock,
-where their events go. The scenario is the same that the simulator runs.
+Owns the composition that no runtime below knows: how load processes begin together on one clock, where their events go. Which
+commands its nodes are is :mod:`nearcast.experiments.nodes`'s. The scenario is the same that the simulator runs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import msgspec
 from nearcast.emulation.control import Mode
 from nearcast.emulation.wan import Signal, Wan, WanStatus
 from nearcast.errors import ConfigError, EmulationError
+from nearcast.experiments.nodes import node_events, with_nodes
 from nearcast.experiments.run import Run
 from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
 from nearcast.load.tally import LoadSummary
 from nearcast.scenario.events import Crash, Event, FailDisk, Kill, Pause, SkewClock
-from nearcast.scenario.expansion import expand_brokers, expand_clients, expand_processes, topology_of
-from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.expansion import expand_clients
+from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.timeline import timeline
-from nearcast.scenario.topology import Process, ReadyCheck, Topology
 
 GRACE_S = 20.0
 """After the scenario's end, a load process that has not ended is given up."""
@@ -47,31 +47,6 @@ class EmulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Just before it was taken down."""
 
 
-def with_brokers(scenario: Scenario) -> Topology:
-    """The scenario's topology with its brokers as processes, ahead of its own. Where one of its own has a broker's port (as a
-    check of readiness), that one is the broker: Mosquitto, or Nearcast with options."""
-    topology = topology_of(scenario)
-    taken = {(process.host, process.ready.port) for process in expand_processes(topology).processes}
-    kept = scenario.settings.get("topics", ()) if scenario.protocol == "mqtt" else ()
-    durable = [rule["topic"] for rule in kept if rule.get("mode", "durable") == "durable"]
-    brokers = tuple(_broker(each, durable) for each in expand_brokers(scenario) if (each.host, each.port) not in taken)
-    return msgspec.structs.replace(topology, processes=(*brokers, *topology.processes))
-
-
-def _broker(broker: Broker, durable_topics: list[str]) -> Process:
-    # On its own host's address: in loopback mode, hosts are addresses of one machine.
-    command = ["nearcast", "broker", "--host", f"{{{broker.host}}}", "--port", str(broker.port), "--allow-anonymous"]
-    if broker.durable:
-        command += ["--data", "{data}", "--sync", "fsync"]
-        command += [option for topic in durable_topics for option in ("--durable", topic)]
-    return Process(
-        name=f"{broker.host}-mqtt-{broker.port}",
-        host=broker.host,
-        command=tuple(command),
-        ready=ReadyCheck(port=broker.port),
-    )
-
-
 class Listener(Protocol):
     """Who is told how a load goes: a run of an experiment is one."""
 
@@ -86,14 +61,16 @@ class Listener(Protocol):
 
 
 def happening(scenario: Scenario, seed: int) -> tuple[list[Event], list[str]]:
-    """What happens in a scenario (its topology loaded), and a line for each kind of it that only the simulator can do."""
+    """What happens in a scenario (its topology loaded), nodes that come and go included, and a line for each kind of it that
+    only the simulator can do."""
     found = timeline(scenario, seed)
     left_out = Counter("wrong clocks" if isinstance(event, SkewClock) else "disk faults" for event in found if _virtual(event))
     lines = [f"only the simulator has {what}: left out ({count} of the scenario)" for what, count in left_out.items()]
     clients = {client.host for client in expand_clients(scenario)}
     if any(isinstance(event, Kill | Crash | Pause) and event.host in clients for event in found):
         lines.append("clients go on when their host is killed, crashed or paused; a crashed one is off the network meanwhile")
-    return [event for event in found if not _virtual(event)], lines
+    together = [*node_events(scenario), *(event for event in found if not _virtual(event))]
+    return sorted(together, key=lambda event: event.at_s), lines
 
 
 def _virtual(event: Event) -> bool:
@@ -118,7 +95,7 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     recorded, directory = run.new_events(events), run.directory(f"load/{events}")
     # Named by this process, so that two experiments may run at the same time.
     name = f"{scenario.name[:24]}-{os.getpid()}"
-    async with Wan.up(with_brokers(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
+    async with Wan.up(with_nodes(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
         summaries = await run_load(
             wan, scenario, happens, run, seed=seed, directory=directory, events=recorded, name=run.name_of(events)
         )

@@ -1,12 +1,13 @@
 """Latency, loss and duplicates from recorded events, for runs that fit in memory. The evaluation of large ones is Spark's.
 
-What should have arrived is known from the scenario: every message of a stream at every subscriber of the same broker whose
-filter matches its topic and who had subscribed when it was sent. That holds for brokers that are not linked.
+What should have arrived is known from the scenario: every message of a stream at every subscriber of the same broker, or the
+same fabric, whose filter matches its topic and who had subscribed when it was sent and had not left.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from nearcast.mqtt.topics import matches
 from nearcast.recording import read_table
-from nearcast.scenario.expansion import expand_clients
+from nearcast.scenario.expansion import Client, expand_brokers, expand_clients, expand_gateways
 from nearcast.scenario.scenario import Scenario
 
 
@@ -66,16 +67,30 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them at QoS 0."""
 
 
+LEAVING_NS = 1_000_000_000
+"""What was sent so shortly before a subscriber left may still have been on its way."""
+
+
+def served_together(scenario: Scenario, clients: Sequence[Client]) -> dict[str, tuple[str, int] | None]:
+    """By client, what tells who reaches whom: clients of one broker have the same, and all clients of the fabric's brokers and
+    gateways."""
+    fabric = {(broker.host, broker.port) for broker in expand_brokers(scenario) if broker.fabric}
+    fabric |= {(gateway.host, gateway.port) for gateway in expand_gateways(scenario)}
+    return {
+        client.name: None if (client.broker, client.port) in fabric else (client.broker, client.port) for client in clients
+    }
+
+
 def expected_pairs(scenario: Scenario) -> dict[Pair, dict[int, int]]:
     """Who gets which streams of whom, and at which QoS."""
     pairs: dict[Pair, dict[int, int]] = defaultdict(dict)
     clients = expand_clients(scenario)
+    served = served_together(scenario, clients)
     for publisher in clients:
         for stream, publishing in enumerate(publisher.publish):
             for subscriber in clients:
-                same_broker = (subscriber.broker, subscriber.port) == (publisher.broker, publisher.port)
                 granted = [wanted.qos for wanted in subscriber.subscribe if matches(wanted.filter, publishing.topic)]
-                if same_broker and granted:
+                if granted and served[subscriber.name] == served[publisher.name]:
                     pairs[Pair(publisher.name, subscriber.name)][stream] = min(publishing.qos, max(granted))
     return dict(pairs)
 
@@ -83,6 +98,8 @@ def expected_pairs(scenario: Scenario) -> dict[Pair, dict[int, int]]:
 def measure(events: Path, scenario: Scenario) -> Measured:
     """Evaluate the events in a directory."""
     pairs = expected_pairs(scenario)
+    leaving = {client.name for client in expand_clients(scenario) if client.leave_s is not None}
+    left_ns: dict[str, int] = {}
     columns = (
         "kind",
         "at_ns",
@@ -109,6 +126,8 @@ def measure(events: Path, scenario: Scenario) -> Measured:
             acknowledged += 1
         elif kind == "subscribed":
             subscribed_ns[client] = min(at_ns, subscribed_ns.get(client, at_ns))
+        elif kind == "disconnected" and client in leaving:
+            left_ns[client] = max(at_ns, left_ns.get(client, at_ns))
         elif kind == "delivered":
             pair = Pair(publisher, subscriber)
             if stream not in pairs.get(pair, ()):
@@ -123,6 +142,7 @@ def measure(events: Path, scenario: Scenario) -> Measured:
         for stream, identity, sent_ns in published[pair.publisher]
         # One who never managed to subscribe has lost everything.
         if stream in streams and sent_ns >= subscribed_ns.get(pair.subscriber, sent_ns)
+        if sent_ns <= left_ns.get(pair.subscriber, sent_ns + LEAVING_NS) - LEAVING_NS
     }
     lost = expected.keys() - seen.keys()
     lost_at_qos_0 = {one for one in lost if expected[one] == 0}

@@ -17,7 +17,7 @@ from nearcast.scenario.expansion import match_hosts, process_name
 from nearcast.scenario.movement import Waypoints
 from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import shown, unknown
-from nearcast.scenario.scenario import Scenario
+from nearcast.scenario.scenario import MQTT_PROTOCOLS, Scenario
 from nearcast.scenario.topology import MAX_HOSTS, Host, Topology
 from nearcast.scenario.workload import MAX_CLIENTS, OWN_HOST
 
@@ -217,7 +217,7 @@ def _client_problems(
             for number in range(1, group.count + 1):
                 name = group.name if group.count == 1 else f"{group.name}-{number}"
                 yield from _claim(names, name, ("clients", position, "name"))
-        if scenario.protocol in ("mqtt", "fabric"):
+        if scenario.protocol in MQTT_PROTOCOLS:
             for host in brokers:
                 if (host, group.port) not in listening and host not in programs:
                     message = f"nothing listens on port {group.port} of {host}: add it to [[brokers]] or [[gateways]]"

@@ -12,6 +12,9 @@ from nearcast.scenario.rules import require, require_name, require_range, requir
 from nearcast.scenario.topology import Topology
 from nearcast.scenario.workload import Clients
 
+MQTT_PROTOCOLS = ("mqtt", "fabric")
+"""Those with MQTT brokers and clients: what the emulated WAN runs too."""
+
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A Nearcast broker on a host. On the emulated WAN, a process of the topology on the same host whose ready check has the

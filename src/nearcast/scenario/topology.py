@@ -227,6 +227,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     manual: bool = False
     """Whether it waits to be told to start (a ``start`` event, or ``nearcast wan start``) instead of starting with the WAN."""
 
+    together: bool = False
+    """Whether it starts at the same time as the process before it, instead of when that one is ready."""
+
     environment: dict[str, str] = {}
     """Added to the environment."""
 

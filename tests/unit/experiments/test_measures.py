@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nearcast.experiments.agreement import AgreementParameters, model_latencies_ms, scenario_of, streams
@@ -131,3 +132,29 @@ def test_the_streams_of_agreement_have_the_latencies_of_the_paper() -> None:
     assert set(streams(scenario)) == {"4 ms", "7 ms", "44 ms", "55 ms"}
     assert len(model_latencies_ms(scenario)) == 4 * 4
     assert sorted(set(model_latencies_ms(scenario).values())) == pytest.approx([4, 7, 44, 55])
+
+
+def fabric() -> Scenario:
+    brokers = tuple(Broker(host=host, fabric=True) for host in ("one", "two"))
+    left, right = SCENARIO.clients[1], SCENARIO.clients[3]
+    leaving = msgspec.structs.replace(right, name="leaving", stop_s=3.0, leave=True)
+    return msgspec.structs.replace(SCENARIO, brokers=brokers, clients=(SCENARIO.clients[0], left, right, leaving))
+
+
+def test_brokers_of_a_fabric_serve_each_others_clients() -> None:
+    subscribers = {pair.subscriber for pair in expected_pairs(fabric())}
+    assert subscribers == {"all", "elsewhere", "leaving"}
+
+
+def test_nothing_is_expected_of_one_who_left(tmp_path: Path) -> None:
+    second = 10**9
+    with EventWriter(tmp_path, "r") as events:
+        for subscriber in ("all", "elsewhere", "leaving"):
+            events.write(MessageEvent(kind="subscribed", at_ns=0, client=subscriber))
+        events.write(MessageEvent(kind="disconnected", at_ns=3 * second, client="leaving"))
+        events.write(MessageEvent(kind="disconnected", at_ns=3 * second, client="elsewhere"))
+        for sequence, sent_ns in enumerate((1 * second, int(2.5 * second), 4 * second)):
+            events.write(published("pub-1", 0, sequence, sent_ns))
+            events.write(delivered("all", "pub-1", 0, sequence, sent_ns, 1.0))
+    found = measure(tmp_path, fabric())
+    assert found.lost == {"leaving": 1, "elsewhere": 3}, "one that only lost its connection is still entitled"

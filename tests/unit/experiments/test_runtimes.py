@@ -12,8 +12,9 @@ from nearcast.emulation import namespaces
 from nearcast.errors import ConfigError, InvariantViolated, NearcastError
 from nearcast.experiments import Parameters, Run, effective_parameters, perform
 from nearcast.experiments.agreement import AgreementParameters, scenario_of
-from nearcast.experiments.emulated import run_emulated, with_brokers
+from nearcast.experiments.emulated import run_emulated
 from nearcast.experiments.measures import measure
+from nearcast.experiments.nodes import with_nodes
 from nearcast.experiments.registry import find
 from nearcast.experiments.simulated import run_simulated
 from nearcast.experiments.simulator_scale import ScaleParameters, SimulatorScale, scaled
@@ -108,7 +109,7 @@ def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
     scenario = msgspec.structs.replace(
         scenario_of(AgreementParameters()), brokers=(Broker(host="broker-1"), Broker(host="broker-3", port=1884, durable=True))
     )
-    plain, durable = with_brokers(scenario).processes
+    plain, durable = with_nodes(scenario).processes
     assert plain.command == ("nearcast", "broker", "--host", "{broker-1}", "--port", "1883", "--allow-anonymous")
     assert (durable.host, durable.ready.port) == ("broker-3", 1884)
     assert durable.command[-4:] == ("--data", "{data}", "--sync", "fsync")
@@ -116,7 +117,7 @@ def test_brokers_become_processes_that_listen_on_their_own_host() -> None:
 
 
 def test_real_brokers_keep_the_durable_topics_of_a_scenario() -> None:
-    (broker,) = with_brokers(load_scenario("topics")).processes
+    (broker,) = with_nodes(load_scenario("topics")).processes
     assert broker.command[-4:] == ("--durable", "plant/#", "--durable", "farm/+/valve")
 
 
@@ -125,7 +126,7 @@ def test_a_program_of_the_topology_with_the_port_of_a_broker_is_the_broker() -> 
     mosquitto = Process(name="m", host="broker-3", command=("mosquitto",), ready=ReadyCheck(port=1883))
     topology = msgspec.structs.replace(topology_of(scenario), processes=(mosquitto,))
     changed = msgspec.structs.replace(scenario, topology=topology, brokers=(Broker(host="broker-2"), Broker(host="broker-3")))
-    assert [process.name for process in with_brokers(changed).processes] == ["broker-2-mqtt-1883", "m"]
+    assert [process.name for process in with_nodes(changed).processes] == ["broker-2-mqtt-1883", "m"]
 
 
 def test_a_run_may_use_the_emulated_wan_more_than_once(tmp_path: Path) -> None:
