@@ -3,10 +3,11 @@
 A frame says what its messages are and then has their packets as they came from the client, unchanged::
 
     MESSAGES   flags | sequence of the first | previous reliable sequence | count | stride | head size | ms left
-               | via | properties | topic | packets
+               | via | stamp | properties | topic | packets
 
 ``previous`` is the last reliable message sent before, so that the receiver sees a gap. ``via`` says on whose behalf the
 receiver gets them: empty for its plain subscribers, else the shared subscriptions it is to serve (nearcast.fabric.sharing).
+``stamp`` is that of a retained message (nearcast.fabric.replication), else 0.
 A *void* frame has no packets: its messages expired or are too large for the receiver, and only their numbers are passed on.
 """
 
@@ -52,6 +53,7 @@ def head(publication: Publication, previous: int, via: str, now: float, flags: i
             number(publication.head_size),
             number(left_ms),
             b"\x00" if not via else blob(via.encode("utf-8")),
+            b"\x00" if not publication.stamp else number(publication.stamp),
             blob(publication.properties),
             blob(publication.topic),
             number(packets_bytes),
@@ -74,6 +76,7 @@ class Arrived:
         head_size = fields.number()
         left_ms = fields.number()
         self.via = fields.blob().decode("utf-8")
+        stamp = fields.number()
         properties = fields.blob()
         topic = fields.blob()
         packets = fields.blob()
@@ -98,6 +101,7 @@ class Arrived:
             (flags & FORWARDABLE) != 0,
         )
         publication.sequence = self.sequence
+        publication.stamp = stamp
         self.publication = publication
 
     @property

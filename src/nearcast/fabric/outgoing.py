@@ -291,6 +291,15 @@ class PeerSession(Session):
         """Since when nothing was confirmed although something is on its way; 0 when nothing is."""
         return self.progress_at if self.ready and self.on_their_way else 0.0
 
+    def has_confirmed(self, sequence: int) -> bool:
+        """Whether the other broker has everything that was queued for it up to this sequence."""
+        if self.last_confirmed >= sequence:
+            return True
+        if self.spilled:
+            return False
+        queue = self.queue
+        return not queue or queue[0].publication.sequence + queue[0].start > sequence
+
     # --- barriers -------------------------------------------------------------------------------------------------------
 
     def barrier(self, token: int, position: int) -> None:

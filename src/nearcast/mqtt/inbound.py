@@ -352,7 +352,7 @@ class Inbound:
         topic = message.topic
         stats = self.effects.stats
         if not message.payloads()[0]:
-            self._unretain(topic, now)
+            self._unretain(topic, True, now)
         elif self._has_room(topic, len(message.packets)):
             self.retained.set(topic, message)
             # The broker's own figures are of no use after a restart.
@@ -361,15 +361,21 @@ class Inbound:
                 self.effects.records.append(records.retained(message, self.effects.wall_offset, version))
         else:
             stats.not_retained += 1
-            self._unretain(topic, now)
+            self._unretain(topic, False, now)
         stats.retained_messages = self.retained.count
         stats.retained_bytes = self.retained.bytes
 
-    def _unretain(self, topic: bytes, now: float) -> None:
+    def clear_retained(self, topic: bytes, now: float) -> None:
+        """The topic's retained message was cleared elsewhere; its version is settled."""
+        self._unretain(topic, True, now)
+        self.effects.stats.retained_messages = self.retained.count
+        self.effects.stats.retained_bytes = self.retained.bytes
+
+    def _unretain(self, topic: bytes, kept: bool, now: float) -> None:
         removed = self.retained.remove(topic)
         version = self.retained.versions.get(topic)
         if version is not None and self.retained.replica is not None:
-            self.retained.replica.cleared(topic, now)
+            self.retained.replica.cleared(topic, kept, now)
         if (removed or version is not None) and self.effects.gated and topic[:5] != b"$SYS/":
             self.effects.records.append(records.unretained(topic, version))
 
@@ -386,7 +392,7 @@ class Inbound:
             stats.dropped_expired += 1
             version = self.retained.versions.get(topic)
             if version is not None and self.retained.replica is not None:
-                self.retained.replica.cleared(topic, now)
+                self.retained.replica.cleared(topic, True, now)
             if self.effects.gated:
                 self.effects.records.append(records.unretained(topic, version))
         stats.retained_messages = self.retained.count

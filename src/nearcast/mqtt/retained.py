@@ -32,8 +32,8 @@ class Replica(Protocol):
     def admit(self, publication: Publication, now: float) -> bool:
         """A publication is to be retained: give it a version; false when it came from elsewhere and a later one is there."""
 
-    def cleared(self, topic: bytes, now: float) -> None:
-        """The topic has no message any more: it was cleared or expired, or there is no room for it."""
+    def cleared(self, topic: bytes, kept: bool, now: float) -> None:
+        """The topic has no message any more: it was cleared or expired, or, not ``kept``, there is no room for it."""
 
 
 class _Level:
