@@ -13,11 +13,12 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from nearcast.broker.process import Broker
-from nearcast.broker.websocket import WebSocketTransport, origin_allowed
+from nearcast.broker.websocket import WebSocketTransport
 from nearcast.config import BrokerConfig, Limits, Listener, Observability
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.packets import Connect, Disconnect
+from nearcast.serving.websocket import origin_allowed
 from tests.unit.broker.fakes import MemoryTransport, in_loop
 
 
