@@ -157,16 +157,20 @@ class Node:
         self.fabric.settle(self.mesh.now)
         self.commits.flush()
 
-    def sync(self) -> bool:
-        """The disk takes what was written; returns whether anything waited for that."""
-        moved = False
+    def write_spool(self) -> bool:
+        """Files of the spool that were begun are on disk; returns whether there were any."""
+        moved = bool(self.spool.begun)
         while self.spool.begun:
             (session_number, file_number), data = self.spool.begun.popitem()
             self.spool.kept[session_number, file_number] = data
             self.spool.written += 1
             self.fabric.channels.spilled(session_number, file_number, False)
             self.flush()
-            moved = True
+        return moved
+
+    def sync(self) -> bool:
+        """The disk takes what was written; returns whether anything waited for that."""
+        moved = self.write_spool()
         while self.wants_sync and self.journal is not None and self.commits.begin_sync():
             self.journal.sync()
             self.commits.synced()
