@@ -233,6 +233,8 @@ class PeerSession(Session):
         else:
             peer.send_held(head + publication.packets)
         self.last_sent = publication.sequence + publication.count - 1
+        if not self.on_their_way:
+            self.progress_at = now  # the wait for a confirmation begins with what there is to confirm
         self.on_their_way.append(OnItsWay(self.last_sent, size))
         self.unconfirmed_bytes += size
         if self.catching_up:
