@@ -76,7 +76,7 @@ class Fabric(Mqtt):
         brokers = Brokers(durable, self._running, lambda name: _is_meant(self.brokers[name], world.now))
         ledger = FabricLedger(clients, brokers, set(), lambda: world.now)
         self.ledger = ledger
-        self.tables = FabricTables(clients, brokers, lambda: world.now, lambda: world.is_cut)
+        self.tables = FabricTables(clients, brokers, lambda: world.now, lambda: world.is_cut, lambda: ledger.disturbances == 0)
         return [ledger, self.tables]
 
     def _whom_to_dial(self) -> dict[str, list[str]]:

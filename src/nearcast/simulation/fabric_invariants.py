@@ -144,9 +144,13 @@ class FabricLedger(Ledger):
     def observed(self, host: Host, fact: object) -> None:
         if isinstance(fact, facts.ClientDisconnected | facts.Skipped):
             self.disturbances += 1
-        elif (isinstance(fact, facts.ClientConnected) and not fact.session_present) or (
-            isinstance(fact, facts.ClientStarted) and fact.fresh
-        ):
+        elif isinstance(fact, facts.ClientStarted) and fact.client in self._started:
+            self.disturbances += 1
+        if isinstance(fact, facts.ClientStarted):
+            self._started.add(fact.client)
+            if fact.fresh:
+                self._began_anew_s[fact.client] = self._now()
+        elif isinstance(fact, facts.ClientConnected) and not fact.session_present:
             self._began_anew_s[fact.client] = self._now()
         super().observed(host, fact)
         if isinstance(fact, facts.BrokerOpened):
@@ -250,7 +254,8 @@ class FabricLedger(Ledger):
 
     def finish(self) -> None:
         self.check()
-        if not self.disturbances:
+        stats = [broker.engine.stats for broker in self._fabric.open()]
+        if not self.disturbances and not any(each.dropped_slow_consumer or each.dropped_queue_full for each in stats):
             self._check_calm()
         if self._fabric.all_open() and self._everything_durable:
             self._check_last_retained()
@@ -325,11 +330,13 @@ class FabricTables(Invariant):
         brokers: Brokers,
         world_now: Callable[[], float],
         cut_off: Callable[[], bool],
+        is_calm: Callable[[], bool],
     ) -> None:
-        """``cut_off`` tells whether the network is cut anywhere now."""
+        """``cut_off`` tells whether the network is cut anywhere now, ``is_calm`` that no client was disturbed so far."""
         self._fabric = brokers
         self._now = world_now
         self._cut_off = cut_off
+        self._is_calm = is_calm
         self._filters = sorted({wanted.filter for client in clients for wanted in client.subscribe})
         self._topics = {
             publisher_number(client.name, position): publishing.topic
@@ -387,10 +394,10 @@ class FabricTables(Invariant):
         )
 
     def _disturbed(self) -> bool:
-        """Whether any link was lost, ever: then what crosses again, or late, is no news."""
-        return any(broker.links.lost_links or broker.host.starts > 1 for broker in self._fabric.open()) or (
-            not self._fabric.all_open()
-        )
+        """Whether any link or connection was lost, ever: then what crosses again, or late, is no news."""
+        if not self._is_calm() or not self._fabric.all_open():
+            return True
+        return any(broker.links.lost_links for broker in self._fabric.open())
 
     # --- what is known --------------------------------------------------------------------------------------------------
 
