@@ -1,15 +1,11 @@
-"""/metrics, /healthz and /rates: a small ASGI application, and uvicorn running it inside the broker's event loop."""
+"""/metrics, /healthz and /rates: a small ASGI application, which :mod:`nearcast.serving.http` serves."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
-import uvicorn
 
 from nearcast.broker.metrics import CONTENT_TYPE, Metrics
 from nearcast.broker.rates import Rates
@@ -17,8 +13,6 @@ from nearcast.broker.rates import Rates
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-MAX_CONCURRENT_REQUESTS = 32
 
 
 class ObservabilityApp:
@@ -52,54 +46,3 @@ class ObservabilityApp:
             return (200 if health["ok"] else 503), "application/json", msgspec.json.encode(health)
         rates = {"topics": self._rates.topics, "clients": self._rates.clients}
         return 200, "application/json", msgspec.json.encode(rates)
-
-
-class _EmbeddedServer(uvicorn.Server):
-    """uvicorn as a part of this process: signals are the broker's, and no timer ticks while nobody asks."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stop = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        await self.stop.wait()
-
-
-class HttpServer:
-    """Serves an application on a socket that is bound already."""
-
-    def __init__(self, app: ObservabilityApp, listening: list[socket.socket]) -> None:
-        self._sockets = listening
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            http="h11",
-            ws="none",
-            interface="asgi3",
-            limit_concurrency=MAX_CONCURRENT_REQUESTS,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-            server_header=False,
-            date_header=False,
-        )
-        self._server = _EmbeddedServer(config)
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def port(self) -> int:
-        return int(self._sockets[0].getsockname()[1])
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(self._sockets), name="http")
-
-    async def stop(self) -> None:
-        self._server.stop.set()
-        if self._task is not None:
-            await self._task

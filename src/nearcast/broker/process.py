@@ -468,8 +468,9 @@ class Broker:
 
     def _start_http(self, host: str, port: int) -> None:
         # Imported here: a broker without HTTP does not carry the libraries.
-        from nearcast.broker.http import HttpServer, ObservabilityApp
+        from nearcast.broker.http import ObservabilityApp
         from nearcast.broker.metrics import BrokerCollector, Metrics
+        from nearcast.serving.http import HttpServer
 
         listening = bind_tcp(host, port, 64, key="observability.http_port")
         collector = BrokerCollector(self.engine.stats, self.rates, self._gauges, self.topics.counters)

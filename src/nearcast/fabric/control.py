@@ -9,7 +9,7 @@ record behind the kind byte::
     node ◄─ASSIGN {Assignment}───── controller      gateways: which broker to use, whom to move
     node ◄─DRAIN {Drain}─────────── controller      brokers: you are being emptied, or no longer
     node ─REPORT {Report}─────────► controller      figures, measurements, clients, how moves went
-    node ─DEREGISTER {}───────────► controller      I leave for good
+    node ─DEREGISTER {Leaving}────► controller      I stop, perhaps for good
 
 Everything here is soft: the controller keeps nothing on disk, and a node that loses it goes on with what it knows. So a list
 of members never takes one away; only a broker that said itself that it leaves is named in ``Members.gone`` with ``left``.
@@ -27,6 +27,7 @@ from nearcast.fabric import frames, links
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
 from nearcast.fabric.parts import FOREVER, LinkUser
+from nearcast.membership.monitoring import Measured, Monitor, MonitorSettings, Ordered
 from nearcast.mqtt import reasons
 
 REPORT_INTERVAL_S: Final = 5.0
@@ -34,6 +35,12 @@ REPORT_INTERVAL_S: Final = 5.0
 
 MAX_CLIENTS_PER_REPORT: Final = 2_000
 """Changes of clients in one report; the rest follows in the next. Bounds a frame to some hundred kilobytes."""
+
+
+MAX_ORDERS_REMEMBERED: Final = 1_024
+
+NEWS_S: Final = 0.1
+"""How long a report of something new waits for more of it: a new broker is measured along with others."""
 
 
 class ClassRule(msgspec.Struct, frozen=True):
@@ -67,6 +74,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     site: str = ""
     version: str = ""
     classes: ClassRules = ClassRules()
+    draining: bool = False
+    """Whether it is being emptied: a controller that was restarted learns it from the broker."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,6 +102,8 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     controller knows; it may have been started a moment ago."""
 
     whole: bool = False
+    probing: MonitorSettings | None = None
+    """How nodes are to measure; with the first list."""
     members: tuple[Member, ...] = ()
     gone: tuple[Departure, ...] = ()
 
@@ -115,6 +126,12 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     home: str = ""
     ranking: tuple[str, ...] = ()
     moves: tuple[MoveOrder, ...] = ()
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """A node stops. ``for_good``: nothing need be kept for it; one that keeps its sessions on disk comes back for them."""
+
+    for_good: bool = True
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -220,6 +237,9 @@ class Registrant:
     def members(self, changed: tuple[Member, ...], gone: tuple[Departure, ...], now: float) -> None:
         """Brokers that are new or changed, never this node itself, and those that are no members any more."""
 
+    def measured(self, measurement: Measurement, now: float) -> None:
+        """The path to a broker was measured. Reporting it is not this node's business."""
+
     def assigned(self, assignment: Assignment, now: float) -> None:
         """Gateways: what the controller wants."""
 
@@ -229,15 +249,26 @@ class Registrant:
     def draining(self, draining: bool, now: float) -> None:
         """Brokers: this one is to be emptied, or not any more."""
 
+    def leaves_for_good(self) -> bool:
+        """Whether a node that stops now has nothing to come back for."""
+        return True
+
     def controller_lost(self, now: float) -> None:
         """There is no controller now. Nothing changes but that nobody improves things."""
 
 
 class Registration(LinkUser):
-    """A node's conversation with its controller; the link itself is dialled by whoever has the links."""
+    """A node's conversation with its controller; the link itself is dialled by whoever has the links.
 
-    def __init__(self, registrant: Registrant, now: float, report_interval_s: float = REPORT_INTERVAL_S) -> None:
+    ``monitor`` measures the paths to the brokers that the controller speaks of, and hears its orders; what it finds goes into
+    the reports. Whoever drives the node moves its datagrams.
+    """
+
+    def __init__(
+        self, registrant: Registrant, monitor: Monitor | None = None, report_interval_s: float = REPORT_INTERVAL_S
+    ) -> None:
         self.registrant = registrant
+        self.monitor = monitor
         self.link: Link | None = None
         self.controller = ""
         self.name = ""
@@ -247,6 +278,9 @@ class Registration(LinkUser):
         self._report_interval_s = report_interval_s
         self._report_at = FOREVER
         self._urgent = False
+        self._measurements: dict[str, Measurement] = {}
+        self._reported: dict[str, Measurement] = {}
+        self._orders: dict[int, None] = {}
 
     @property
     def up(self) -> bool:
@@ -257,10 +291,10 @@ class Registration(LinkUser):
         """Something is worth a report at the next settle."""
         self._urgent = True
 
-    def leave(self) -> None:
-        """Tell the controller that this node leaves for good."""
+    def leave(self, now: float) -> None:
+        """Tell the controller that this node stops."""
         if self.link is not None:
-            self.link.send(frame(frames.DEREGISTER))
+            self.link.send(pack(frames.DEREGISTER, Leaving(self.registrant.leaves_for_good())))
 
     # --- what the owner of the links calls ------------------------------------------------------------------------------
 
@@ -270,10 +304,15 @@ class Registration(LinkUser):
             before.close("a newer link to the controller took over")
         theirs = link.theirs
         self.controller = theirs.name if theirs is not None else ""
+        if self.monitor is not None and theirs is not None:
+            self.monitor.registered(theirs.epoch)
         node = self.registrant.node()
         self.name = node.name
         self.rules = node.classes if node.classes.stamp > self.rules.stamp else self.rules
-        link.send(pack(frames.REGISTER, node))
+        link.send(pack(frames.REGISTER, msgspec.structs.replace(node, classes=self.rules)))
+        self._orders.clear()
+        self._measurements |= self._reported
+        self._reported.clear()
         self.registrant.registered(self.controller, now)
         self._report_at = now
         self._urgent = True
@@ -291,7 +330,7 @@ class Registration(LinkUser):
         if kind == frames.MEMBERS:
             self._members(unpack(content, Members), now)
         elif kind == frames.ASSIGN:
-            self.registrant.assigned(unpack(content, Assignment), now)
+            self._assign(unpack(content, Assignment), now)
         elif kind == frames.CLASSES:
             rules = unpack(content, ClassRules)
             if rules.stamp > self.rules.stamp:
@@ -303,21 +342,59 @@ class Registration(LinkUser):
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not the controller's to send")
 
     def _members(self, told: Members, now: float) -> None:
+        if self.monitor is not None and told.probing is not None:
+            self.monitor.settings = told.probing
         changed = []
         for member in told.members:
             if member.name != self.name and self.known.get(member.name) != member:
                 self.known[member.name] = member
                 changed.append(member)
+                if self.monitor is not None:
+                    self.monitor.know(member.name, member.monitoring, now)
         for departure in told.gone:
             self.known.pop(departure.name, None)
+            self._measurements.pop(departure.name, None)
+            self._reported.pop(departure.name, None)
+            if self.monitor is not None:
+                self.monitor.forget(departure.name)
         if changed or told.gone:
             self.registrant.members(tuple(changed), told.gone, now)
 
+    def _assign(self, assignment: Assignment, now: float) -> None:
+        """An order may come twice, over UDP and over the link: it is carried out once."""
+        moves = tuple(move for move in assignment.moves if move.number not in self._orders)
+        for move in moves:
+            self._orders[move.number] = None
+            if len(self._orders) > MAX_ORDERS_REMEMBERED:
+                del self._orders[next(iter(self._orders))]
+        self.registrant.assigned(msgspec.structs.replace(assignment, moves=moves), now)
+
+    # --- what the monitor finds -----------------------------------------------------------------------------------------
+
+    def _hear_monitor(self, monitor: Monitor, now: float) -> None:
+        for event in monitor.take_events():
+            if isinstance(event, Measured):
+                quality = event.quality
+                found = Measurement(event.target, quality.latency_ms, quality.jitter_ms, quality.loss)
+                before = self._reported.get(event.target)
+                if before is None or event.news or _differs(before, found):
+                    self._measurements[event.target] = found
+                if event.news:
+                    self._report_at = min(self._report_at, now + NEWS_S)
+                self.registrant.measured(found, now)
+            elif isinstance(event, Ordered):
+                order = MoveOrder(number=event.number, target=event.broker)
+                self._assign(Assignment(home=event.broker, moves=(order,)), now)
+
     def settle(self, now: float) -> None:
+        if self.monitor is not None:
+            self._hear_monitor(self.monitor, now)
         if self._urgent and self.link is not None and self.link.state == links.UP:
             self._report(now)
 
     def tick(self, now: float) -> None:
+        if self.monitor is not None:
+            self.monitor.tick(now)
         if now >= self._report_at and self.link is not None:
             self._report(now)
 
@@ -327,7 +404,17 @@ class Registration(LinkUser):
             return
         self._urgent = False
         self._report_at = now + self._report_interval_s
-        link.send(pack(frames.REPORT, self.registrant.report(now)))
+        report = self.registrant.report(now)
+        report.measurements.extend(self._measurements.values())
+        self._reported |= self._measurements
+        self._measurements.clear()
+        link.send(pack(frames.REPORT, report))
 
     def next_deadline(self) -> float:
-        return self._report_at
+        return self._report_at if self.monitor is None else min(self._report_at, self.monitor.next_deadline())
+
+
+def _differs(before: Measurement, after: Measurement) -> bool:
+    """Whether a measurement changed enough to be reported."""
+    change_ms = abs(after.latency_ms - before.latency_ms)
+    return change_ms > max(0.1, 0.05 * before.latency_ms) or abs(after.loss - before.loss) > 0.05

@@ -1,0 +1,501 @@
+"""The controller as a pure machine: who is there, who should be where, and telling them so.
+
+It is the :class:`~nearcast.fabric.parts.LinkUser` of brokers' and gateways' links. Every ``interval_s``, and at once when a
+broker goes or something new was measured, it takes a snapshot of what it knows, asks
+:func:`nearcast.placement.assignment.reconfigure` what should change, and orders the moves. Gateways carry them out; no
+message ever waits for the controller.
+
+All state is soft. A controller that was just started knows only what has registered again, so it takes a broker for gone
+only when it saw it go: whoever uses a broker that it does not know is left alone.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+from nearcast.errors import NearcastError, RemoteProtocolError
+from nearcast.fabric import frames, links
+from nearcast.fabric.control import (
+    Assignment,
+    ClassRule,
+    ClassRules,
+    Departure,
+    Drain,
+    Leaving,
+    Members,
+    Node,
+    Report,
+    pack,
+    unpack,
+)
+from nearcast.fabric.links import Link
+from nearcast.fabric.moves import Move, Moves
+from nearcast.fabric.parts import LinkUser
+from nearcast.fabric.registry import Entry, NodeState, reachable
+from nearcast.membership.detector import Detector
+from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
+from nearcast.mqtt import reasons
+from nearcast.mqtt.topics import filter_fault
+from nearcast.placement.assignment import BrokerState, GatewayState, Network, Policy, ranking, reconfigure
+
+SOON_S: Final = 0.5
+"""How long after news a reconfiguration waits for more of it."""
+
+MAX_FILTER_LEVELS: Final = 128
+MAX_CLASS_RULES: Final = 10_000
+CLASSES: Final = ("bridged", "local")
+"""Topic classes there are (nearcast.fabric.classes)."""
+
+
+class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a controller works."""
+
+    interval_s: float = 15.0
+    """Seconds between reconfigurations. Too low moves clients for what passes by itself; too high leaves them far away."""
+
+    moves_at_once: int = 20
+    """Gateways that are moved at the same time where nothing is urgent. Too low takes long; too high makes one burst."""
+
+    drain_clients_per_second: float = 100.0
+    """How fast a broker is drained unless the request says otherwise."""
+
+    move_timeout_s: float = 30.0
+    """How long a gateway may say nothing of a move before it counts as failed."""
+
+    retry_s: float = 60.0
+    """How long a gateway is not sent again to a broker that it could not move to."""
+
+    hold_s: float = 600.0
+    """How long a gateway that was moved by hand stays where it is, unless that broker goes."""
+
+    forget_s: float = 3_600.0
+    """How long nodes that are gone are shown."""
+
+    acknowledge_s: float = 1.0
+    """How long the acknowledgement of a move order may take over UDP before it is sent over the link."""
+
+    policy: Policy = Policy()
+
+
+class Refused(NearcastError):
+    """The controller was asked for something it cannot do. ``missing``: what was named does not exist."""
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class Controller(LinkUser):
+    """See the module. ``wall_offset`` turns ``now`` into wall-clock seconds."""
+
+    def __init__(
+        self, settings: ControlSettings, monitor: Monitor, epoch: int, wall_offset: float, rng: random.Random, now: float
+    ) -> None:
+        self.settings = settings
+        self.monitor = monitor
+        self.epoch = epoch
+        self.detector = Detector()
+        self.entries: dict[str, Entry] = {}
+        self.rules = ClassRules()
+        self.moves = Moves(rng.getrandbits(31) + 1, settings.moves_at_once, settings.move_timeout_s)
+        self.reconfigurations = 0
+        self.reports = 0
+        self.last_reconfigured_at = 0.0
+        self._wall_offset = wall_offset
+        self._rng = rng
+        self._next_run = now + settings.interval_s
+        self._next_forget = now + settings.forget_s
+        self._unacknowledged: dict[int, float] = {}
+        self._avoid: dict[tuple[str, str], float] = {}
+
+    def wall(self, now: float) -> float:
+        """Wall-clock seconds."""
+        return now + self._wall_offset
+
+    def brokers(self) -> list[Entry]:
+        """Brokers that are members."""
+        return [entry for entry in self.entries.values() if entry.is_broker and entry.usable]
+
+    def gateways(self) -> list[Entry]:
+        """Gateways that are there."""
+        return [entry for entry in self.entries.values() if not entry.is_broker and entry.usable]
+
+    # --- links ----------------------------------------------------------------------------------------------------------
+
+    def link_up(self, link: Link, now: float) -> None:
+        """Nothing is known of a node until it registers."""
+
+    def link_frame(self, link: Link, content: bytes, now: float) -> None:
+        kind = content[0]
+        if kind == frames.REGISTER:
+            self._register(link, unpack(content, Node), now)
+            return
+        entry = self._entry_of(link)
+        if entry is None:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "REGISTER comes first")
+        if kind == frames.REPORT:
+            self._report(entry, unpack(content, Report), now)
+        elif kind == frames.DEREGISTER:
+            self._depart(entry, "left", now, for_good=unpack(content, Leaving).for_good)
+        else:
+            raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not a node's to send")
+
+    def link_down(self, link: Link, now: float) -> None:
+        entry = self._entry_of(link)
+        if entry is not None:
+            entry.link = None
+            if entry.usable:
+                self.detector.link_lost(entry.name, now)
+
+    def _entry_of(self, link: Link) -> Entry | None:
+        entry = self.entries.get(link.theirs.name) if link.theirs is not None else None
+        return entry if entry is not None and entry.link is link else None
+
+    def _register(self, link: Link, node: Node, now: float) -> None:
+        theirs = link.theirs
+        role = "broker" if theirs is not None and theirs.role == links.BROKER else "gateway"
+        if theirs is None or theirs.name != node.name or role != node.role:
+            raise RemoteProtocolError(reasons.NOT_AUTHORIZED, "a node registers itself, under the name of its link")
+        host = link.connection.peer.address
+        node = msgspec.structs.replace(
+            node,
+            link=reachable(node.link, host),
+            monitoring=reachable(node.monitoring, host),
+            mqtt=reachable(node.mqtt, host),
+        )
+        entry = self.entries.get(node.name)
+        if entry is not None and entry.link is not None and entry.link is not link:
+            entry.link.close("a newer link of the same name took over")
+        if entry is None or entry.node.role != node.role or not entry.usable or entry.node.epoch != node.epoch:
+            before, entry = entry, Entry(node, now)
+            entry.draining = before is not None and before.draining and before.is_broker
+        entry.draining = entry.draining or node.draining
+        self.entries[node.name] = entry
+        entry.node = node
+        entry.link = link
+        entry.state = "up"
+        entry.changed_at = now
+        self.detector.watch(node.name, now)
+        self._adopt_rules(node.classes)
+        if entry.is_broker:
+            self._tell_others(entry, Members(members=(entry.member(),)))
+            self._soon(now)
+        members = tuple(other.member() for other in self.brokers() if other is not entry)
+        link.send(pack(frames.MEMBERS, Members(whole=True, probing=self.monitor.settings, members=members)))
+        if self.rules.stamp > node.classes.stamp:
+            link.send(pack(frames.CLASSES, self.rules))
+        if entry.draining:
+            link.send(pack(frames.DRAIN, Drain(True)))
+
+    def _depart(self, entry: Entry, state: NodeState, now: float, *, for_good: bool = False) -> None:
+        """A node left by its own word, or was found dead."""
+        if not entry.usable:
+            return
+        entry.state = state
+        entry.changed_at = now
+        entry.clients.clear()
+        self.detector.forget(entry.name)
+        wall = self.wall(now)
+        if entry.is_broker:
+            self.moves.give_up_target(entry.name, wall)
+            self._tell_others(entry, Members(gone=(Departure(entry.name, left=for_good),)))
+            self._run(now)
+        else:
+            self.moves.give_up(entry.name, wall, f"{entry.name} is gone")
+
+    def _tell_others(self, entry: Entry, members: Members) -> None:
+        data = pack(frames.MEMBERS, members)
+        for other in self.entries.values():
+            if other is not entry and other.link is not None:
+                other.link.send(data)
+
+    # --- what nodes report ----------------------------------------------------------------------------------------------
+
+    def _report(self, entry: Entry, report: Report, now: float) -> None:
+        self.reports += 1
+        entry.freshen(now)
+        outcomes = report.outcomes
+        if entry.take_report(report, now):
+            self._soon(now)
+        for pending in self.moves.pending.values():
+            if pending.gateway == entry.name:
+                self.moves.progressed(pending.number, now)
+        for outcome in outcomes:
+            move = self.moves.ended(outcome, self.wall(now))
+            self._unacknowledged.pop(outcome.number, None)
+            if move is None:
+                continue
+            if move.state == "failed":
+                self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
+                self._soon(now)
+            elif not move.client:
+                entry.home = move.target
+        self._order_due(now)
+
+    # --- reconfiguration ------------------------------------------------------------------------------------------------
+
+    def _soon(self, now: float) -> None:
+        self._next_run = min(self._next_run, now + SOON_S)
+
+    def snapshot(self, now: float) -> Network:
+        """The network as it is known now, moves that are pending taken as done."""
+        brokers = {
+            entry.name: BrokerState(
+                entry.name, max(0, entry.report.connections - entry.report.gateway_connections), entry.draining
+            )
+            for entry in self.brokers()
+        }
+        gateways = []
+        for entry in self.gateways():
+            if entry.held_until > now and entry.home in brokers and not brokers[entry.home].draining:
+                continue
+            home = self.moves.target_of(entry.name) or entry.home
+            latency_ms = entry.latency_ms(now)
+            for name in list(latency_ms):
+                if self._avoid.get((entry.name, name), 0.0) > now and name != home:
+                    del latency_ms[name]
+            if home and home not in brokers and home not in self.entries:
+                brokers[home] = BrokerState(home)  # not known here (yet): left alone
+                latency_ms.pop(home, None)
+            gateways.append(GatewayState(entry.name, home, max(1, entry.report.connections), latency_ms))
+        return Network(tuple(brokers.values()), tuple(gateways))
+
+    def _run(self, now: float) -> None:
+        """Reconfigure."""
+        self._next_run = now + self.settings.interval_s
+        self.last_reconfigured_at = now
+        self.reconfigurations += 1
+        self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
+        network = self.snapshot(now)
+        for migration in reconfigure(network, self.settings.policy):
+            self.moves.add(
+                Move(
+                    number=0,
+                    gateway=migration.gateway,
+                    origin=migration.origin,
+                    target=migration.target,
+                    kind=migration.reason,
+                    reason=migration.explain(),
+                    created_at=self.wall(now),
+                    clients_per_second=self.settings.drain_clients_per_second if migration.reason == "draining" else 0.0,
+                )
+            )
+        for gateway in network.gateways:
+            entry = self.entries[gateway.name]
+            ranked = ranking(gateway, network.brokers, self.settings.policy.groups_ms)
+            if ranked != entry.ranking and entry.link is not None:
+                entry.ranking = ranked
+                entry.link.send(pack(frames.ASSIGN, Assignment(home=entry.home, ranking=ranked)))
+        self._order_due(now)
+
+    def _order_due(self, now: float) -> None:
+        for move in self.moves.due(now, self.wall(now)):
+            entry = self.entries.get(move.gateway)
+            if entry is None or entry.link is None:
+                move.state = "waiting"
+                continue
+            if not move.client and entry.node.monitoring and not move.clients_per_second:
+                self.monitor.order(move.number, entry.node.monitoring, entry.name, move.target, self.epoch, now)
+                self._unacknowledged[move.number] = now + self.settings.acknowledge_s
+            else:
+                self._order_over_link(entry, move)
+
+    def _order_over_link(self, entry: Entry, move: Move) -> None:
+        if entry.link is not None:
+            home = entry.home if move.client else move.target
+            entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=entry.ranking, moves=(move.order(),))))
+
+    # --- what people ask for --------------------------------------------------------------------------------------------
+
+    def entry(self, name: str) -> Entry:
+        """The node of this name."""
+        found = self.entries.get(name)
+        if found is None:
+            raise Refused(f"there is no node {name!r}; `nearcast nodes` lists them", missing=True)
+        return found
+
+    def _target(self, name: str) -> Entry:
+        entry = self.entry(name)
+        if not entry.is_broker:
+            raise Refused(f"{name} is a gateway; clients are moved to brokers")
+        if not entry.usable:
+            raise Refused(f"broker {name} is {entry.state}")
+        if entry.draining:
+            raise Refused(f"broker {name} is being drained; `nearcast drain {name} --stop` ends that")
+        return entry
+
+    def gateway_of(self, client: str) -> Entry:
+        """The gateway that a client is connected to."""
+        for entry in self.gateways():
+            if client in entry.clients:
+                return entry
+        for entry in self.brokers():
+            if client in entry.clients:
+                raise Refused(f"client {client!r} is connected to {entry.name} without a gateway, so it cannot be moved")
+        raise Refused(f"no gateway has a client {client!r}; `nearcast status --clients` lists them", missing=True)
+
+    def move(self, target: str, now: float, *, client: str = "", gateway: str = "") -> Move:
+        """Move a client, or all clients of a gateway, by hand."""
+        self._target(target)
+        if bool(client) == bool(gateway):
+            raise Refused("say which client to move, or which gateway")
+        entry = self.gateway_of(client) if client else self.entry(gateway)
+        if entry.is_broker:
+            raise Refused(f"{entry.name} is a broker; to empty it, drain it")
+        if not entry.usable:
+            raise Refused(f"gateway {entry.name} is {entry.state}")
+        origin = entry.clients[client].broker if client else entry.home
+        if origin == target:
+            raise Refused(f"{client or gateway} is at {target} already")
+        move = Move(
+            number=0,
+            gateway=entry.name,
+            client=client,
+            origin=origin,
+            target=target,
+            kind="manual",
+            reason="asked for by hand",
+            created_at=self.wall(now),
+        )
+        if not self.moves.add(move):
+            raise Refused(f"{client or gateway} is on its way to {target} already")
+        if not client:
+            entry.held_until = now + self.settings.hold_s
+        self._order_due(now)
+        return move
+
+    def drain(self, name: str, draining: bool, now: float, clients_per_second: float | None = None) -> Entry:
+        """Empty a broker of its gateways' clients, at a pace, and send it nobody; or end that."""
+        entry = self.entry(name)
+        if not entry.is_broker:
+            raise Refused(f"{name} is a gateway; brokers are drained")
+        others = [other for other in self.brokers() if other is not entry and not other.draining]
+        if draining and not others and any(gateway.home == name for gateway in self.gateways()):
+            raise Refused(f"there is no other broker that the clients of {name} could go to")
+        if draining and clients_per_second is not None:
+            self.settings = msgspec.structs.replace(self.settings, drain_clients_per_second=clients_per_second)
+        if entry.draining != draining:
+            entry.draining = draining
+            entry.changed_at = now
+            self._tell_others(entry, Members(members=(entry.member(),)))
+            if entry.link is not None:
+                entry.link.send(pack(frames.DRAIN, Drain(draining)))
+        if not draining:
+            self.moves.cancel_waiting("draining", name, self.wall(now), "the drain was ended")
+        self._run(now)
+        return entry
+
+    def drained(self, entry: Entry) -> int:
+        """Clients of gateways that are still at a broker."""
+        return sum(gateway.report.brokers.get(entry.name, 0) for gateway in self.gateways())
+
+    def set_class(self, topic_filter: str, topic_class: str, now: float) -> ClassRules:
+        """Topics of this filter are of this class from now on; a rule of the same filter keeps its place."""
+        fault = filter_fault(topic_filter, MAX_FILTER_LEVELS)
+        if fault or topic_filter.startswith("$share/"):
+            raise Refused(f"{topic_filter!r} is no topic filter: {fault or 'a shared subscription is not'}")
+        if topic_class not in CLASSES:
+            raise Refused(f"there is no topic class {topic_class!r}: use {' or '.join(CLASSES)}")
+        rules = list(self.rules.rules)
+        if len(rules) >= MAX_CLASS_RULES:
+            raise Refused(f"there are {MAX_CLASS_RULES} rules already")
+        places = [place for place, rule in enumerate(rules) if rule.topic_filter == topic_filter]
+        rule = ClassRule(topic_filter, topic_class)
+        if places:
+            rules[places[0]] = rule
+        else:
+            rules.append(rule)
+        return self._change_rules(tuple(rules), now)
+
+    def remove_class(self, topic_filter: str, now: float) -> ClassRules:
+        """Without the rule of this filter."""
+        rules = tuple(rule for rule in self.rules.rules if rule.topic_filter != topic_filter)
+        if len(rules) == len(self.rules.rules):
+            raise Refused(f"there is no rule for {topic_filter!r}; `nearcast class` lists them", missing=True)
+        return self._change_rules(rules, now)
+
+    def _change_rules(self, rules: tuple[ClassRule, ...], now: float) -> ClassRules:
+        self._adopt_rules(ClassRules(max(self.rules.stamp + 1, int(self.wall(now) * 1e6)), rules))
+        return self.rules
+
+    def _adopt_rules(self, rules: ClassRules) -> None:
+        """Rules that are newer than ours, from a person or from a broker that has them from an earlier controller."""
+        if rules.stamp <= self.rules.stamp:
+            return
+        self.rules = rules
+        data = pack(frames.CLASSES, rules)
+        for entry in self.entries.values():
+            if entry.link is not None:
+                entry.link.send(data)
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+
+    def settle(self, now: float) -> None:
+        for event in self.monitor.take_events():
+            if isinstance(event, Ponged):
+                self.detector.heard(event.name, now)
+            elif isinstance(event, Answered):
+                if event.quality.loss < 1.0:
+                    self.detector.heard(event.target, now)
+            elif isinstance(event, Acknowledged):
+                self._unacknowledged.pop(event.number, None)
+                self.moves.accepted(event.number)
+
+    def tick(self, now: float) -> None:
+        self.monitor.tick(now)
+        for entry in self.entries.values():
+            if entry.link is not None:
+                self.detector.spoke(entry.name, entry.link.last_seen)
+        self._detect(now)
+        for number in [number for number, at in self._unacknowledged.items() if at <= now]:
+            del self._unacknowledged[number]
+            unheard = self.moves.by_number.get(number)
+            if unheard is not None and unheard.gateway in self.entries:
+                self._order_over_link(self.entries[unheard.gateway], unheard)
+        for move in self.moves.expire(now, self.wall(now)):
+            self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
+        if now >= self._next_run:
+            self._run(now)
+        self._order_due(now)
+        if now >= self._next_forget:
+            self._next_forget = now + self.settings.forget_s / 10
+            for name in [
+                entry.name
+                for entry in self.entries.values()
+                if not entry.usable and entry.link is None and now - entry.changed_at > self.settings.forget_s
+            ]:
+                del self.entries[name]
+
+    def _detect(self, now: float) -> None:
+        decisions = self.detector.tick(now)
+        for name in decisions.ping:
+            entry = self.entries[name]
+            if entry.node.monitoring:
+                self.monitor.ping(name, entry.node.monitoring, now)
+        for name in decisions.ask:
+            for helper in self._helpers(name):
+                self.monitor.ask(helper.node.monitoring, name, now)
+        for name in decisions.suspected:
+            self.entries[name].state = "suspect"
+            self.entries[name].changed_at = now
+        for name in decisions.cleared:
+            self.entries[name].state = "up"
+            self.entries[name].changed_at = now
+        for name in decisions.failed:
+            self._depart(self.entries[name], "down", now)
+
+    def _helpers(self, name: str) -> list[Entry]:
+        """Nodes that can say whether another one still answers: they see it over other paths than the controller."""
+        able = [
+            entry
+            for entry in self.entries.values()
+            if entry.name != name and entry.state == "up" and entry.node.monitoring and entry.link is not None
+        ]
+        return able if len(able) <= 3 else self._rng.sample(able, 3)
+
+    def next_deadline(self) -> float:
+        deadline = min(self._next_run, self.detector.next_deadline(), self.monitor.next_deadline(), self.moves.next_deadline())
+        return min(deadline, min(self._unacknowledged.values(), default=deadline))

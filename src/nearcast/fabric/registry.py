@@ -1,0 +1,125 @@
+"""Who registered at a controller and what is known of each: the network graph. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from nearcast.fabric.control import ClientFacts, LinkFacts, Measurement, Member, Node, Report
+from nearcast.fabric.links import Link
+
+NodeState = Literal["up", "suspect", "down", "left"]
+
+#: Hosts that stand for every interface of a machine, and so for none that others could use.
+ANY_HOST: Final = ("", "0.0.0.0", "::", "[::]", "*")  # noqa: S104
+
+STALE_AFTER_S: Final = 90.0
+"""A measurement that was not repeated for so long counts as unknown."""
+
+
+def reachable(address: str, seen_host: str) -> str:
+    """An address that others can use: where its host stands for every interface, the one the node is seen to come from."""
+    if not address:
+        return ""
+    host, _, port = address.rpartition(":")
+    if host not in ANY_HOST:
+        return address
+    return f"[{seen_host}]:{port}" if ":" in seen_host else f"{seen_host}:{port}"
+
+
+class Measured(msgspec.Struct):
+    """A measurement and when it came."""
+
+    quality: Measurement
+    at: float
+
+
+class Entry:
+    """One node. ``state``: there; not sure; found dead; left by its own word. ``home`` is the broker a gateway uses."""
+
+    def __init__(self, node: Node, now: float) -> None:
+        self.node = node
+        self.state: NodeState = "up"
+        self.link: Link | None = None
+        self.registered_at = now
+        self.changed_at = now
+        self.report = Report()
+        self.report_at = 0.0
+        self.home = ""
+        self.ranking: tuple[str, ...] = ()
+        self.held_until = 0.0
+        """Until when the automatic reconfiguration leaves this gateway where somebody put it by hand."""
+        self.draining = False
+        self.clients: dict[str, ClientFacts] = {}
+        self.measured: dict[str, Measured] = {}
+        self.links: dict[str, LinkFacts] = {}
+        self.rates: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def is_broker(self) -> bool:
+        return self.node.role == "broker"
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is a member: being unsure is no reason to move anybody."""
+        return self.state in ("up", "suspect")
+
+    def member(self) -> Member:
+        """The broker as others are told of it."""
+        node = self.node
+        return Member(
+            name=node.name,
+            link=node.link,
+            monitoring=node.monitoring,
+            mqtt=node.mqtt,
+            site=node.site,
+            epoch=node.epoch,
+            draining=self.draining,
+        )
+
+    def latency_ms(self, now: float) -> dict[str, float]:
+        """Round-trip times to brokers, as far as they are known and fresh."""
+        return {
+            name: measured.quality.latency_ms
+            for name, measured in self.measured.items()
+            if measured.quality.loss < 1.0 and now - measured.at < STALE_AFTER_S
+        }
+
+    def take_report(self, report: Report, now: float) -> bool:
+        """Remember what a node reported; returns whether a broker was measured that was unknown (or dead) before."""
+        elapsed = now - self.report_at
+        if self.report_at and elapsed > 0.0:
+            before = self.report.figures
+            self.rates = {
+                name: max(0.0, value - before[name]) / elapsed for name, value in report.figures.items() if name in before
+            }
+        if report.clients_whole:
+            self.clients.clear()
+        for client in report.clients_gone:
+            self.clients.pop(client, None)
+        for facts in report.clients:
+            self.clients[facts.client] = facts
+        news = False
+        for measurement in report.measurements:
+            known = self.measured.get(measurement.target)
+            news = news or known is None or (known.quality.loss >= 1.0) != (measurement.loss >= 1.0)
+            self.measured[measurement.target] = Measured(measurement, now)
+        self.links = {facts.name: facts for facts in report.links}
+        if report.home:
+            self.home = report.home
+        self.report = report
+        self.report_at = now
+        report.clients = []
+        report.clients_gone = []
+        report.measurements = []
+        return news
+
+    def freshen(self, now: float) -> None:
+        """A node reports only measurements that changed; while it reports at all, the others hold."""
+        for measured in self.measured.values():
+            measured.at = now
