@@ -1,13 +1,15 @@
 """One broker's side of the fabric: who is there, the links to them, and the parts that use those links.
 
-A driver moves bytes and opens connections; everything else is decided here and in the parts::
+A driver moves bytes and opens connections (:mod:`nearcast.fabric.linking`); what arrives is a peer's, and goes to the part
+that handles frames of its kind::
 
-    accepted(handle) / connected(address, handle) ─► Link ─► receive(link, data) ─► Part.handle(peer, frame)
+    receive(link, data) ─► Link ─► Fabric.dispatch(peer, frame) ─► Part.handle(peer, frame)
 
 After every call the driver calls ``settle(now)`` once, then the broker's usual flush (output of links is that of
 :class:`~nearcast.mqtt.connection.Connection` objects like any client's), then dials what ``take_dials()`` says.
 
-Between two brokers there is one link. Where both dial at once, the one dialled by the smaller name stays.
+Between two brokers there is one link. Where both dial at once, the one dialled by the smaller name stays; one of their own
+goes before one that others relay (:mod:`nearcast.fabric.routes`).
 """
 
 from __future__ import annotations
@@ -18,43 +20,48 @@ from typing import Final
 from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import links
-from nearcast.fabric.channels import Channels, PeerSession
+from nearcast.fabric.channels import PEER_PREFIX, Channels, PeerSession
 from nearcast.fabric.interest import Interest
+from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
-from nearcast.fabric.parts import LinkUser, Part, Peer
+from nearcast.fabric.parts import Part, Peer
+from nearcast.fabric.routes import Routes
 from nearcast.fabric.sharing import Sharing
 from nearcast.fabric.trunks import Trunks
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer as TransportPeer
-from nearcast.mqtt.connection import Connection
+from nearcast.mqtt.connection import Producer
 from nearcast.mqtt.engine import Engine
-
-FRAME_OVERHEAD_BYTES: Final = 1_048_576
-"""What a frame may be longer than the largest packet: a session that moves, an interest table, come in pieces below this."""
-
-FIRST_RETRY_S: Final = 0.2
-LAST_RETRY_S: Final = 10.0
-GREETING_S: Final = 10.0
 
 #: Sequences begin with the wall clock, so that they rise over restarts without being written down one by one: sixteen per
 #: microsecond is more than any broker numbers.
 SEQUENCES_PER_MICROSECOND: Final = 16
 
 
-class Dialing:
-    """An address that is to be connected to, and how that goes."""
+MAX_EPOCHS: Final = 16
+"""Former epochs of a broker that are remembered, to notice two brokers of one name."""
 
-    def __init__(self, address: str, name: str, now: float) -> None:
-        self.address = address
-        self.name = name
-        self.retry_s = FIRST_RETRY_S
-        self.due_at = now
-        self.under_way = False
-        self.link: Link | None = None
+DIAL_SECOND_S: Final = 0.5
+"""Two brokers that hear of each other would dial each other; the one with the larger name waits so long."""
+
+MAX_LINKS: Final = 65_536
+"""Links of all kinds at once: brokers, gateways, controllers."""
 
 
-class Fabric:
+class LinkProducer(Producer):
+    """Goes on with what waited for room on a link."""
+
+    def __init__(self, fabric: Fabric, link: Link) -> None:
+        self._fabric = fabric
+        self._link = link
+
+    def drain(self, now: float) -> None:
+        if self._link.state == links.UP:
+            self._fabric.link_writable(self._link, now)
+
+
+class Fabric(Linking):
     """See the module."""
 
     def __init__(
@@ -69,32 +76,22 @@ class Fabric:
         rng: random.Random,
         now: float,
     ) -> None:
-        self.settings = settings
-        self.limits = limits
+        super().__init__(Greeting(links.BROKER, name, epoch, facts), secret, settings, limits, engine.effects, rng, MAX_LINKS)
         self.engine = engine
         self.name = name
         self.epoch = epoch
-        self.rng = rng
-        self.greeting = Greeting(links.BROKER, name, epoch, facts)
-        self._secret = secret
         self.peers: dict[str, Peer] = {}
         self.by_number: list[Peer | None] = [None]
-        self.links: dict[Link, None] = {}
-        self.users: dict[int, LinkUser] = {}
         self._parts: list[Part] = []
         self._handlers: dict[int, Part] = {}
-        self._dialing: dict[str, Dialing] = {}
-        self._dials: list[str] = []
-        self._next_check = 0.0
         self.last_stamp = 0
-        self.duplicates = 0
-        wall_us = int((now + engine.effects.wall_offset) * 1e6)
-        engine.router.next_sequence = max(engine.router.next_sequence, wall_us * SEQUENCES_PER_MICROSECOND)
         self.channels = Channels(self)
         self.interest = Interest(self)
         self.sharing = Sharing(self)
+        self.routes = Routes(self)
         self.trunks = Trunks(self)
         self.users[links.GATEWAY] = self.trunks
+        self._begun = False
 
     # --- composition ----------------------------------------------------------------------------------------------------
 
@@ -119,174 +116,112 @@ class Fabric:
         found = self.peers.get(name)
         if found is None:
             session = self.channels.session_for(name)
-            found = Peer(name, len(self.by_number), session)
+            found = Peer(name, len(self.by_number), session, self.engine.origins.of(name))
             session.peer = found
             self.by_number.append(found)
             self.peers[name] = found
         return found
 
-    # --- who is there ---------------------------------------------------------------------------------------------------
+    def begin(self, now: float) -> None:
+        """Go on with what the journal knows, which was read by now if there is one. Done with the first link or event.
 
-    def dial(self, address: str, now: float, name: str = "") -> None:
-        """Keep a link to this address from now on."""
-        if address and address not in self._dialing:
-            self._dialing[address] = Dialing(address, name, now)
+        A broker whose journal knows no epoch, or that has none, begins one: nothing it numbered before is known to it.
+        """
+        self._begun = True
+        engine = self.engine
+        origins = engine.origins
+        if not origins.epoch:
+            origins.begin(self.epoch)
+        self.epoch = origins.epoch
+        self.greeting.epoch = origins.epoch
+        wall_us = int((now + engine.effects.wall_offset) * 1e6)
+        engine.router.next_sequence = max(engine.router.next_sequence, origins.reserved, wall_us * SEQUENCES_PER_MICROSECOND)
+        for client_id in list(engine.sessions.by_client):
+            if client_id[:1] == PEER_PREFIX:
+                self.peer(client_id[1:]).last_seen = now
+        self.interest.recount()
+        self.sharing.begin()
 
-    def forget_address(self, address: str) -> None:
-        """No longer keep a link to it. One that is open stays."""
-        self._dialing.pop(address, None)
+    def forget(self, peer: Peer, now: float) -> None:
+        """A broker left for good, or was away too long: nothing of it stays."""
+        link = peer.link
+        if link is not None:
+            link.close("this broker is no longer part of the fabric")
+            self.end_link(link, now)
+        self.peers.pop(peer.name, None)
+        self.by_number[peer.number] = None
+        self.channels.forget(peer, now)
+        for part in self._parts:
+            part.peer_gone(peer, now)
 
-    def take_dials(self) -> list[str]:
-        """Addresses to connect to now. Each is answered by :meth:`connected` or :meth:`dial_failed`."""
-        taken = self._dials
-        if taken:
-            self._dials = []
-        return taken
+    def link_writable(self, link: Link, now: float) -> None:
+        theirs = link.theirs
+        if theirs is None or theirs.role != links.BROKER:
+            super().link_writable(link, now)
+            return
+        peer = self.peers.get(theirs.name)
+        if peer is not None and peer.link is link:
+            peer.session.drain(now)
 
-    def dial_failed(self, address: str, now: float) -> None:
-        """Nobody answered there. It is tried again, less and less often."""
-        dialing = self._dialing.get(address)
-        if dialing is not None:
-            self._retry(dialing, now)
+    def dial_delay_s(self, name: str) -> float:
+        return DIAL_SECOND_S if name and name < self.name else 0.0
 
-    def _retry(self, dialing: Dialing, now: float) -> None:
-        dialing.under_way = False
-        dialing.link = None
-        dialing.due_at = now + dialing.retry_s * (0.5 + self.rng.random())
-        dialing.retry_s = min(dialing.retry_s * 2, LAST_RETRY_S)
-
-    def _dial_due(self, now: float) -> None:
-        for dialing in self._dialing.values():
-            if dialing.under_way or dialing.link is not None or dialing.due_at > now:
-                continue
-            peer = self.peers.get(dialing.name)
-            if peer is not None and peer.up:
-                dialing.due_at = now + LAST_RETRY_S  # the other end was first
-                continue
-            dialing.under_way = True
-            self._dials.append(dialing.address)
+    def needs_dial(self, dialing: Dialing, now: float) -> bool:
+        """Not where the other end was first. One that others relay is worse than one of our own."""
+        peer = self.peers.get(dialing.name)
+        return peer is None or peer.link is None or peer.link.relayed
 
     # --- links ----------------------------------------------------------------------------------------------------------
 
-    def accepted(self, handle: object, peer: TransportPeer, now: float) -> Link:
-        """Another node connected to us."""
-        return self._open(handle, peer, "", now)
-
-    def connected(self, address: str, handle: object, now: float) -> Link:
-        """A connection that :meth:`take_dials` asked for is there."""
-        link = self._open(handle, TransportPeer(address, "link"), address, now)
-        dialing = self._dialing.get(address)
-        if dialing is not None:
-            dialing.under_way = False
-            dialing.link = link
+    def open_link(self, handle: object, peer: TransportPeer, dialed: str, expected: str, now: float) -> Link:
+        if not self._begun:
+            self.begin(now)
+        link = super().open_link(handle, peer, dialed, expected, now)
+        link.connection.producer = LinkProducer(self, link)
         return link
 
-    def _open(self, handle: object, peer: TransportPeer, dialed: str, now: float) -> Link:
-        connection = Connection(self.engine.effects, peer, handle, now, self.limits)
-        link = Link(self.greeting, self._secret, connection, dialed, self.rng, now)
-        self.links[link] = None
-        return link
-
-    def receive(self, link: Link, data: bytes, now: float) -> None:
-        """Bytes arrived on a link."""
-        if link.state == links.CLOSED:
-            return
-        was_up = link.state == links.UP
-        try:
-            found = link.feed(data, now)
-            if not was_up and link.state == links.UP:
-                self._link_up(link, now)
-            for content in found:
-                if link.state == links.CLOSED:
-                    break
-                self._frame(link, content, now)
-        except RemoteProtocolError as error:
-            self._break(link, error.message, now)
-        except ValueError as error:
-            self._break(link, f"a frame that makes no sense: {error}", now)
-        if link.state == links.CLOSED:
-            self._ended(link, now)
-
-    def _break(self, link: Link, reason: str, now: float) -> None:
-        self.engine.stats.protocol_errors += 1
-        link.close(reason)
-        self._ended(link, now)
-
-    def lost(self, link: Link, now: float) -> None:
-        """The link's transport is gone."""
-        if not link.close_reason:
-            link.close_reason = "connection lost"
-        link.state = links.CLOSED
-        self._ended(link, now)
-        link.connection.out = []
-        link.connection.held = None
-        link.connection.out_bytes = 0
-
-    def writable(self, link: Link, now: float) -> None:
-        """The link's transport has room again."""
-        self.engine.writable(link.connection, now)
-        if link.state != links.UP or link.theirs is None:
-            return
-        if link.theirs.role == links.BROKER:
-            peer = self.peers.get(link.theirs.name)
-            if peer is not None and peer.link is link:
-                peer.session.drain(now)
-        else:
-            user = self.users.get(link.theirs.role)
-            if user is not None:
-                user.link_writable(link, now)
-
-    def _link_up(self, link: Link, now: float) -> None:
+    def link_up(self, link: Link, now: float) -> None:
         theirs = link.theirs
-        if theirs is None:
+        if theirs is None or theirs.role != links.BROKER:
+            super().link_up(link, now)
             return
-        link.max_frame_bytes = self.limits.max_packet_bytes + FRAME_OVERHEAD_BYTES
-        dialing = self._dialing.get(link.dialed)
-        if dialing is not None:
-            dialing.name = theirs.name
-            dialing.retry_s = FIRST_RETRY_S
-        if theirs.role != links.BROKER:
-            user = self.users.get(theirs.role)
-            if user is None:
-                raise RemoteProtocolError(reasons.NOT_AUTHORIZED, "nodes of this kind do not connect here")
-            user.link_up(link, now)
-            return
-        if theirs.name == self.name:
-            raise RemoteProtocolError(reasons.NOT_AUTHORIZED, f"this broker is called {self.name}, too: names must differ")
         peer = self.peer(theirs.name)
+        if theirs.epoch in peer.former_epochs:
+            raise RemoteProtocolError(
+                reasons.NOT_AUTHORIZED, f"two brokers are called {theirs.name}: every node needs a name of its own"
+            )
         before = peer.link
         if before is not None:
             if before.theirs is not None and before.theirs.epoch == theirs.epoch and not self._replaces(link, before):
                 link.close("there is another link between the two")
                 return
             before.close("a newer link took over")
-            self._ended(before, now)
+            self.end_link(before, now)
         if theirs.epoch != peer.epoch:
-            peer.epoch = theirs.epoch
-            peer.received = 0
-            peer.received_unreliable = 0
+            if peer.epoch:
+                peer.former_epochs = [*peer.former_epochs[1 - MAX_EPOCHS :], peer.epoch]
+            peer.begins_anew(theirs.epoch)
         peer.link = link
         peer.up = True
         peer.last_seen = now
-        link.probe(now)
         self.channels.peer_up(peer, now)
         for part in self._parts:
             part.peer_up(peer, now)
 
     def _replaces(self, link: Link, before: Link) -> bool:
         """Whether a second link to the same broker is the one to keep."""
+        if link.relayed != before.relayed:
+            return before.relayed
         if bool(link.dialed) == bool(before.dialed):
             return True  # whoever dialled has lost the one before
         theirs = link.theirs
         smaller_dialed = (theirs is not None and self.name < theirs.name) == bool(link.dialed)
         return smaller_dialed
 
-    def _frame(self, link: Link, content: bytes, now: float) -> None:
+    def link_frame(self, link: Link, content: bytes, now: float) -> None:
         theirs = link.theirs
-        if theirs is None:
-            return
-        if theirs.role != links.BROKER:
-            self.users[theirs.role].link_frame(link, content, now)
+        if theirs is None or theirs.role != links.BROKER:
+            super().link_frame(link, content, now)
             return
         peer = self.peers.get(theirs.name)
         if peer is None or peer.link is not link:
@@ -304,20 +239,10 @@ class Fabric:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {content[0]} is not known here")
         part.handle(peer, content, now)
 
-    def _ended(self, link: Link, now: float) -> None:
-        if link not in self.links:
-            return
-        del self.links[link]
-        dialing = self._dialing.get(link.dialed)
-        if dialing is not None and dialing.link is link:
-            self._retry(dialing, now)
+    def link_down(self, link: Link, now: float) -> None:
         theirs = link.theirs
-        if theirs is None:
-            return
-        if theirs.role != links.BROKER:
-            user = self.users.get(theirs.role)
-            if user is not None:
-                user.link_down(link, now)
+        if theirs is None or theirs.role != links.BROKER:
+            super().link_down(link, now)
             return
         peer = self.peers.get(theirs.name)
         if peer is None or peer.link is not link:
@@ -328,10 +253,25 @@ class Fabric:
         for part in self._parts:
             part.peer_down(peer, now)
 
+    # --- leaving --------------------------------------------------------------------------------------------------------
+
+    def leave(self, now: float) -> None:
+        """This broker is going to stop: bring elsewhere what can be."""
+        for part in self._parts:
+            part.leave(now)
+        for user in self.users.values():
+            user.leave(now)
+
+    def has_left(self) -> bool:
+        """Whether nothing is left that could be brought elsewhere."""
+        return all(part.has_left() for part in self._parts) and all(user.has_left() for user in self.users.values())
+
     # --- time -----------------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
         """After every event, also those of clients: send what gathered."""
+        if not self._begun:
+            self.begin(now)
         self.channels.settle(now)
         for part in self._parts:
             part.settle(now)
@@ -340,33 +280,16 @@ class Fabric:
 
     def tick(self, now: float) -> None:
         """Time passed: probes, time-outs, dials that are due."""
-        if now >= self._next_check:
-            self._next_check = now + self.settings.probe_interval_seconds / 2
-            self._check_links(now)
-        self._dial_due(now)
+        self.tick_links(now)
         self.channels.tick(now)
         for part in self._parts:
             part.tick(now)
         for user in self.users.values():
             user.tick(now)
 
-    def _check_links(self, now: float) -> None:
-        settings = self.settings
-        for link in list(self.links):
-            if link.state != links.UP:
-                if now - link.opened_at > GREETING_S:
-                    self._break(link, "no greeting in time", now)
-            elif now - link.last_seen > settings.fail_after_seconds:
-                self._break(link, f"silent for {settings.fail_after_seconds:g} s", now)
-            elif now - link.last_ping >= settings.probe_interval_seconds:
-                link.probe(now)
-
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next."""
-        deadline = min(self._next_check, self.channels.next_deadline())
-        for dialing in self._dialing.values():
-            if not dialing.under_way and dialing.link is None:
-                deadline = min(deadline, dialing.due_at)
+        deadline = min(self.links_deadline(), self.channels.next_deadline())
         for part in self._parts:
             deadline = min(deadline, part.next_deadline())
         for user in self.users.values():

@@ -18,6 +18,7 @@ PONG: Final = 4
 GOODBYE: Final = 5
 ROUTED: Final = 6
 NEIGHBOURS: Final = 7
+NEIGHBOURS_SEEN: Final = 8
 
 # Messages between brokers (nearcast.fabric.channels).
 CHANNEL: Final = 10

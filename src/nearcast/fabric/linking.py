@@ -40,12 +40,12 @@ MAX_NEWS: Final = 1_024
 class Dialing:
     """An address that is to be connected to, and how that goes. ``name`` is who is expected there, or was met there."""
 
-    def __init__(self, address: str, name: str, now: float) -> None:
+    def __init__(self, address: str, name: str, due_at: float) -> None:
         self.address = address
         self.name = name
         self.expected = name
         self.retry_s = FIRST_RETRY_S
-        self.due_at = now
+        self.due_at = due_at
         self.failures = 0
         self.under_way = False
         self.link: Link | None = None
@@ -114,12 +114,16 @@ class Linking:
         """Whether an address whose time has come is to be dialled now."""
         return True
 
+    def dial_delay_s(self, name: str) -> float:
+        """How long the other end is given to dial first."""
+        return 0.0
+
     # --- dialling -------------------------------------------------------------------------------------------------------
 
     def dial(self, address: str, now: float, name: str = "") -> None:
         """Keep a link to this address from now on; with a name, only to the node of that name."""
         if address and address not in self._dialing:
-            self._dialing[address] = Dialing(address, name, now)
+            self._dialing[address] = Dialing(address, name, now + self.dial_delay_s(name))
             self._dial_due(now)
 
     def forget_address(self, address: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from nearcast.fabric.links import Link
+from nearcast.mqtt.origins import Origin
 
 if TYPE_CHECKING:
     from nearcast.fabric.channels import PeerSession
@@ -22,17 +23,36 @@ class Peer:
     any other restart. ``session`` keeps what it is to get; ``received`` is the last sequence it sent that was taken on,
     reliable messages and others apart, because the former may wait for a disk and be overtaken."""
 
-    def __init__(self, name: str, number: int, session: PeerSession) -> None:
+    def __init__(self, name: str, number: int, session: PeerSession, origin: Origin) -> None:
         self.name = name
         self.number = number
         self.session = session
-        self.epoch = 0
+        self.origin = origin
         self.link: Link | None = None
         self.up = False
         self.address = ""
-        self.received = 0
         self.received_unreliable = 0
         self.last_seen = 0.0
+        self.former_epochs: list[int] = []
+
+    @property
+    def epoch(self) -> int:
+        return self.origin.epoch
+
+    @property
+    def received(self) -> int:
+        return self.origin.received
+
+    def begins_anew(self, epoch: int) -> None:
+        """Its sequences have nothing to do with those before."""
+        self.origin.epoch = epoch
+        self.origin.received = 0
+        self.received_unreliable = 0
+
+    def has_room(self) -> bool:
+        """Whether the way to it takes more output now; if not, the session is drained when it does."""
+        link = self.link
+        return link is not None and self.up and link.connection.has_room()
 
     def send(self, data: bytes) -> bool:
         """Send a frame that waits for nothing; false when there is no way to the peer now."""
@@ -51,6 +71,7 @@ class Peer:
         return True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Part:
     """One concern of the fabric: it handles its kinds of frames, and is told who comes and goes. All of this does nothing."""
 
@@ -65,6 +86,13 @@ class Part:
 
     def handle(self, peer: Peer, content: bytes, now: float) -> None:
         """A frame of one of this part's kinds. ``ValueError`` and RemoteProtocolError end the link."""
+
+    def leave(self, now: float) -> None:
+        """This broker is going to stop: bring elsewhere what can be."""
+
+    def has_left(self) -> bool:
+        """Whether nothing is left that :meth:`leave` can bring elsewhere."""
+        return True
 
     def settle(self, now: float) -> None:
         """Called once after every event, before output is sent: the place to send what gathered meanwhile as one frame."""
@@ -92,6 +120,13 @@ class LinkUser:
 
     def link_writable(self, link: Link, now: float) -> None:
         """It has room again."""
+
+    def leave(self, now: float) -> None:
+        """As :meth:`Part.leave`."""
+
+    def has_left(self) -> bool:
+        """As :meth:`Part.has_left`."""
+        return True
 
     def settle(self, now: float) -> None:
         """As :meth:`Part.settle`."""
