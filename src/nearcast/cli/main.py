@@ -47,6 +47,7 @@ SUBCOMMANDS = (
     Subcommand("broker", "nearcast.broker.commands", "Run an MQTT 3.1.1 and 5.0 broker."),
     Subcommand("passwd", "nearcast.broker.commands", "Manage the broker's password file."),
     Subcommand("secret", "nearcast.broker.commands", "Make the secret that the nodes of a fabric share."),
+    Subcommand("controller", "nearcast.cli.controller", "Run the controller of a fabric of brokers."),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
     Subcommand("topic", "nearcast.cli.topic", "Keep topics in a log, and read them by index or time.", group=True),

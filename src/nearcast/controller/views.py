@@ -1,0 +1,257 @@
+"""What the HTTP API shows, as records: each a picture of the controller's state at one moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nearcast import __version__
+from nearcast.fabric.controlling import Controller
+from nearcast.fabric.moves import Move
+from nearcast.fabric.registry import Entry, NodeState
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """The fabric at a glance."""
+
+    controller: str
+    version: str
+    uptime_seconds: float
+    brokers: int
+    gateways: int
+    nodes_not_up: list[str]
+    draining: list[str]
+    clients: int
+    pending_moves: int
+    moves: dict[str, int]
+    """Moves that ended since the start, by how."""
+    reconfigurations: int
+    reconfigured_seconds_ago: float | None
+    monitoring_bytes_per_second: float
+    """What monitoring costs the controller itself, UDP headers included, since its start."""
+
+
+class NodeView(msgspec.Struct, kw_only=True):
+    """A broker or gateway."""
+
+    name: str
+    role: str
+    state: NodeState
+    site: str
+    draining: bool
+    link: str
+    monitoring: str
+    mqtt: str
+    version: str
+    connections: int
+    gateway_connections: int
+    sessions: int
+    home: str
+    """Gateways: the broker that new clients are connected to."""
+    brokers: dict[str, int]
+    """Gateways: clients by broker."""
+    ranking: list[str]
+    """Gateways: brokers, best first."""
+    rates: dict[str, float]
+    """Per second, over the last report: messages_received, messages_sent, bytes_received, ..."""
+    registered_seconds_ago: float
+    reported_seconds_ago: float | None
+    clients_to_move: int
+    """Brokers: clients of gateways that are there. 0 and draining: it can be stopped."""
+
+
+class LinkView(msgspec.Struct, kw_only=True):
+    """A path between two nodes, as the first one measures it."""
+
+    origin: str
+    target: str
+    kind: str
+    """``monitored`` (a gateway's measurement) or ``link`` (between brokers)."""
+    latency_ms: float | None
+    jitter_ms: float
+    loss: float
+    queued_messages: int = 0
+    hops: int = 1
+    in_use: bool = True
+    """Gateways: whether it is the broker in use."""
+
+
+class ClientView(msgspec.Struct, kw_only=True):
+    """A client that is connected."""
+
+    client: str
+    gateway: str | None
+    broker: str
+    username: str | None
+    connected_since: float
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """Clients, in the order of their names; ``next`` goes into ``after`` for the following ones."""
+
+    clients: list[ClientView]
+    total: int
+    next: str | None
+
+
+class MoveView(msgspec.Struct, kw_only=True):
+    """A move, pending or past. Times are seconds since the Unix epoch."""
+
+    number: int
+    gateway: str
+    client: str | None
+    origin: str | None
+    target: str
+    kind: str
+    reason: str
+    state: str
+    created_at: float
+    ordered_at: float | None
+    ended_at: float | None
+    moved_clients: int
+    failed_clients: int
+    longest_gap_ms: float
+    detail: str
+
+
+class ClassView(msgspec.Struct, kw_only=True):
+    """A rule: topics of this filter are of this class. The first one that matches holds; without one, ``bridged``."""
+
+    topic_filter: str
+    topic_class: str
+
+
+class MoveRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Move one client, or all clients of a gateway, to a broker. A gateway moved by hand stays for ten minutes."""
+
+    target: str
+    client: str = ""
+    gateway: str = ""
+
+
+class DrainRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How fast a broker is to be drained; unset: 100 clients a second."""
+
+    clients_per_second: float | None = None
+
+
+def status(controller: Controller, name: str, started_at: float, now: float) -> Status:
+    entries = controller.entries.values()
+    gateways = controller.gateways()
+    monitor = controller.monitor
+    wire_bytes = monitor.bytes_sent + monitor.bytes_received + 48 * (monitor.packets_sent + monitor.packets_received)
+    direct = sum(max(0, entry.report.connections - entry.report.gateway_connections) for entry in controller.brokers())
+    return Status(
+        controller=name,
+        version=__version__,
+        uptime_seconds=round(now - started_at, 1),
+        brokers=len(controller.brokers()),
+        gateways=len(gateways),
+        nodes_not_up=sorted(entry.name for entry in entries if entry.state in ("suspect", "down")),
+        draining=sorted(entry.name for entry in entries if entry.draining),
+        clients=direct + sum(entry.report.connections for entry in gateways),
+        pending_moves=len(controller.moves.pending),
+        moves=dict(controller.moves.counts),
+        reconfigurations=controller.reconfigurations,
+        reconfigured_seconds_ago=round(now - controller.last_reconfigured_at, 1) if controller.reconfigurations else None,
+        monitoring_bytes_per_second=round(wire_bytes / max(now - started_at, 1.0), 1),
+    )
+
+
+def node(controller: Controller, entry: Entry, now: float) -> NodeView:
+    facts = entry.node
+    return NodeView(
+        name=entry.name,
+        role=facts.role,
+        state=entry.state,
+        site=facts.site,
+        draining=entry.draining,
+        link=facts.link,
+        monitoring=facts.monitoring,
+        mqtt=facts.mqtt,
+        version=facts.version,
+        connections=entry.report.connections,
+        gateway_connections=entry.report.gateway_connections,
+        sessions=entry.report.sessions,
+        home=entry.home,
+        brokers=entry.report.brokers,
+        ranking=list(entry.ranking),
+        rates={name: round(rate, 1) for name, rate in entry.rates.items()},
+        registered_seconds_ago=round(now - entry.registered_at, 1),
+        reported_seconds_ago=round(now - entry.report_at, 1) if entry.report_at else None,
+        clients_to_move=controller.drained(entry) if entry.is_broker else 0,
+    )
+
+
+def graph(controller: Controller) -> list[LinkView]:
+    """All paths that are known."""
+    found = []
+    for entry in controller.entries.values():
+        if not entry.usable:
+            continue
+        for target, measured in sorted(entry.measured.items()):
+            quality = measured.quality
+            found.append(
+                LinkView(
+                    origin=entry.name,
+                    target=target,
+                    kind="monitored",
+                    latency_ms=None if quality.loss >= 1.0 else round(quality.latency_ms, 3),
+                    jitter_ms=round(quality.jitter_ms, 3),
+                    loss=round(quality.loss, 3),
+                    in_use=target == entry.home,
+                )
+            )
+        for target, link in sorted(entry.links.items()):
+            found.append(
+                LinkView(
+                    origin=entry.name,
+                    target=target,
+                    kind="link",
+                    latency_ms=round(link.latency_ms, 3),
+                    jitter_ms=round(link.jitter_ms, 3),
+                    loss=0.0,
+                    queued_messages=link.queued_messages,
+                    hops=link.hops,
+                )
+            )
+    return found
+
+
+def clients(controller: Controller, node_name: str, after: str, limit: int) -> Page:
+    """Connected clients, of one node or of all. Those that a gateway reports are its, whatever its broker says of them."""
+    found: dict[str, ClientView] = {}
+    for entry in (*controller.brokers(), *controller.gateways()):
+        for name, facts in entry.clients.items():
+            gateway = None if entry.is_broker else entry.name
+            broker = entry.name if entry.is_broker else facts.broker
+            if not node_name or node_name in (gateway, broker):
+                found[name] = ClientView(
+                    client=name, gateway=gateway, broker=broker, username=facts.username, connected_since=facts.since
+                )
+    names = sorted(name for name in found if name > after)
+    shown = names[:limit]
+    return Page(
+        clients=[found[name] for name in shown],
+        total=len(found),
+        next=shown[-1] if len(names) > limit else None,
+    )
+
+
+def move(of: Move) -> MoveView:
+    return MoveView(
+        number=of.number,
+        gateway=of.gateway,
+        client=of.client or None,
+        origin=of.origin or None,
+        target=of.target,
+        kind=of.kind,
+        reason=of.reason,
+        state=of.state,
+        created_at=round(of.created_at, 3),
+        ordered_at=round(of.ordered_at, 3) or None,
+        ended_at=round(of.ended_at, 3) or None,
+        moved_clients=of.moved_clients,
+        failed_clients=of.failed_clients,
+        longest_gap_ms=round(of.longest_gap_ms, 3),
+        detail=of.detail,
+    )

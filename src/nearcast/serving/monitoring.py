@@ -1,0 +1,160 @@
+"""The monitoring protocol on real UDP sockets: moves datagrams between the network and a node's
+:class:`~nearcast.membership.monitoring.Monitor`, and turns addresses as text into those of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nearcast.errors import ConfigError
+from nearcast.serving import logs
+
+MAX_DATAGRAM_BYTES = 64
+"""As in the reference: nothing longer belongs to the protocol."""
+
+READS_PER_WAKEUP = 256
+RESOLVED_FOR_SECONDS = 60.0
+
+
+class Datagrams(Protocol):
+    """The machine behind the sockets."""
+
+    def handle(self, data: bytes, source: str, now: float) -> None:
+        """A datagram arrived."""
+
+    def take_outgoing(self) -> list[tuple[str, bytes]]:
+        """Datagrams to send, with their addresses."""
+
+
+def bind_udp(host: str, port: int, key: str) -> list[socket.socket]:
+    """UDP sockets on every address of ``host``; port 0 takes any, the same one for all."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+        raise ConfigError(f"cannot answer probes on {host}: {reason}", key=key) from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            bound = socket.socket(family, kind, protocol)
+            sockets.append(bound)
+            bound.setblocking(False)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind((address[0], port, *address[2:]))
+            port = bound.getsockname()[1]
+    except OSError as error:
+        for bound in sockets:
+            bound.close()
+        hint = "; is another node running?" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot answer probes on {host}:{port} (UDP): {error.strerror}{hint}", key=key) from error
+    return sockets
+
+
+class MonitoringSockets:
+    """A node's UDP sockets. ``flush`` is what the node does after every call into its machines; it calls :meth:`send`."""
+
+    def __init__(
+        self, monitor: Datagrams, sockets: list[socket.socket], monotonic: Callable[[], float], flush: Callable[[], None]
+    ) -> None:
+        self._monitor = monitor
+        self._sockets = sockets
+        self._by_family = {bound.family: bound for bound in reversed(sockets)}
+        self._monotonic = monotonic
+        self._flush = flush
+        self._resolved: dict[str, tuple[float, socket.AddressFamily, Any]] = {}
+        self._resolving: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def port(self) -> int:
+        """The real port."""
+        return int(self._sockets[0].getsockname()[1])
+
+    def start(self) -> None:
+        """Begin to read."""
+        loop = asyncio.get_running_loop()
+        for bound in self._sockets:
+            loop.add_reader(bound.fileno(), self._readable, bound)
+
+    def close(self) -> None:
+        """Close everything."""
+        loop = asyncio.get_running_loop()
+        for task in self._resolving.values():
+            task.cancel()
+        for bound in self._sockets:
+            if bound.fileno() >= 0:
+                loop.remove_reader(bound.fileno())
+                bound.close()
+
+    def _readable(self, bound: socket.socket) -> None:
+        now = self._monotonic()
+        for _ in range(READS_PER_WAKEUP):
+            try:
+                data, address = bound.recvfrom(MAX_DATAGRAM_BYTES)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                continue  # a port that somebody was sent to is closed: the probe is lost, which is all there is to know
+            self._monitor.handle(data, _joined(address), now)
+        self._flush()
+
+    def send(self) -> None:
+        """Send what the machine wants to have sent. Called after every call into it."""
+        for address, data in self._monitor.take_outgoing():
+            known = self._resolved.get(address)
+            if known is None or known[0] < self._monotonic():
+                known = self._resolve(address, data)
+            if known is not None:
+                self._send_to(known[1], known[2], data)
+
+    def _send_to(self, family: socket.AddressFamily, address: Any, data: bytes) -> None:
+        bound = self._by_family.get(family)
+        if bound is None or bound.fileno() < 0:
+            return
+        try:
+            bound.sendto(data, address)
+        except OSError as error:  # a full buffer or no route: lost, as on the way
+            logs.event(logging.DEBUG, "a probe was not sent", address=str(address[0]), reason=error.strerror)
+
+    def _resolve(self, address: str, data: bytes) -> tuple[float, socket.AddressFamily, Any] | None:
+        """Find the socket address. Numbers need no help; names are looked up beside, and the datagram follows."""
+        host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        try:
+            number = int(port)
+            version = ipaddress.ip_address(host.partition("%")[0]).version
+        except ValueError:
+            if port.isdigit() and address not in self._resolving:
+                task = asyncio.get_running_loop().create_task(self._look_up(address, host, int(port), data), name="resolve")
+                self._resolving[address] = task
+            return None
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
+        known = (float("inf"), family, (host, number))
+        if len(self._resolved) > 10_000:
+            self._resolved.clear()
+        self._resolved[address] = known
+        return known
+
+    async def _look_up(self, address: str, host: str, port: int, data: bytes) -> None:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            for family, _, _, _, resolved in found:
+                if family in self._by_family:
+                    known = (self._monotonic() + RESOLVED_FOR_SECONDS, socket.AddressFamily(family), resolved)
+                    self._resolved[address] = known
+                    self._send_to(known[1], known[2], data)
+                    break
+        except OSError as error:
+            logs.event(logging.DEBUG, "a node's name is not known", address=address, reason=error.strerror)
+        finally:
+            del self._resolving[address]
+
+
+def _joined(address: Any) -> str:
+    host = str(address[0])
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
