@@ -82,6 +82,10 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How often retained messages that changed are copied to brokers where nobody subscribes to them; only the last one of
     each topic is. Too low sends what nobody wants; too high lets new subscribers find an old one."""
 
+    subscribe_timeout_seconds: float = 2.0
+    """How long a client's SUBACK waits at most for other brokers to know of the subscription, so that nothing published there
+    afterwards is missed. Too low lets slow brokers send too late; too high makes clients wait for a dead one. 0: not at all."""
+
     move_timeout_seconds: float = 10.0
     """How long preparing to move a client may take before it is given up; the client stays where it is."""
 
@@ -90,7 +94,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(name is None or (0 < len(name.encode()) <= 128 and name.isprintable()), "name", "must be 1 to 128 characters")
         for field in ("max_queued_messages", "max_queued_bytes", "max_unconfirmed_bytes"):
             _require(getattr(self, field) >= 1, field, "must be at least 1")
-        for field in ("max_spilled_bytes", "catch_up_bytes_per_second"):
+        for field in ("max_spilled_bytes", "catch_up_bytes_per_second", "subscribe_timeout_seconds"):
             _require(getattr(self, field) >= 0, field, "must not be negative")
         for field in ("keep_for_seconds", "probe_interval_seconds", "retained_interval_seconds", "move_timeout_seconds"):
             _require(getattr(self, field) > 0, field, "must be above 0")

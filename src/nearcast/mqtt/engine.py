@@ -393,7 +393,7 @@ class Engine:
         elif isinstance(packet, Subscribe):
             self.requests.subscribe(connection, session, packet, now)
         elif isinstance(packet, Unsubscribe):
-            self.requests.unsubscribe(connection, session, packet)
+            self.requests.unsubscribe(connection, session, packet, now)
         else:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "a packet that only a server sends")
 

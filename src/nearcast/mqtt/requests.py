@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from nearcast.config import Limits
 from nearcast.mqtt import reasons
@@ -23,6 +23,13 @@ from nearcast.mqtt.topics import filter_fault, parse_shared
 MAX_FILTERS: Final = 10_000
 
 
+class Gate(Protocol):
+    """What a subscription has to be known to before it counts: other brokers (:mod:`nearcast.fabric.interest`)."""
+
+    def hold(self, connection: Connection, names: list[str], answer: bytes, now: float) -> bool:
+        """Whether the answer is kept back, to be sent once these filters are known everywhere."""
+
+
 class Requests:
     """Answers SUBSCRIBE and UNSUBSCRIBE. One per engine."""
 
@@ -40,6 +47,7 @@ class Requests:
         self._router = router
         self._retained = retained
         self.authorizer = authorizer
+        self.gate: Gate | None = None
         self.apply(limits)
 
     def apply(self, limits: Limits) -> None:
@@ -77,7 +85,8 @@ class Requests:
             elif not connection.is_v5:
                 code = reasons.UNSPECIFIED_ERROR  # the only failure 3.1.1 can say
             codes.append(code)
-        connection.push_held(encode(SubAck(packet.packet_id, codes), connection.version))
+        self._answer(connection, list(made), encode(SubAck(packet.packet_id, codes), connection.version), now)
+        # These need not wait for SUBACK (section 3.8.4), and are those of this moment: later ones come as they are published.
         for subscription, is_new in made.values():
             handling = subscription.retain_handling
             if handling == 0 or (handling == 1 and is_new):
@@ -146,9 +155,14 @@ class Requests:
                     message.forget_forms()
         connection.owed_retained = None
 
-    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+    def _answer(self, connection: Connection, names: list[str], answer: bytes, now: float) -> None:
+        gate = self.gate
+        if gate is None or not gate.hold(connection, names, answer, now):
+            connection.push_held(answer)
+
+    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe, now: float) -> None:
         codes: list[int] = []
         for topic_filter in packet.topic_filters:
             existed = self._sessions.unsubscribe(session, topic_filter)
             codes.append(reasons.SUCCESS if existed else reasons.NO_SUBSCRIPTION_EXISTED)
-        connection.push_held(encode(UnsubAck(packet.packet_id, codes), connection.version))
+        self._answer(connection, [], encode(UnsubAck(packet.packet_id, codes), connection.version), now)
