@@ -440,7 +440,7 @@ class Routes(Part):
             for relay in broken:
                 if not relay.closed:
                     self._lose(relay, now)
-        if self._changed and now - self._advertised_at >= ADVERTISE_S:
+        if self._changed and now >= self._advertised_at + ADVERTISE_S:  # as next_deadline has it, to the last bit
             self._advertise(now)
 
     def tick(self, now: float) -> None:
