@@ -45,6 +45,7 @@ class Subcommand:
 SUBCOMMANDS = (
     Subcommand("demo", "nearcast.cli.demo", "Show a broker and two clients at work, live; ends by itself."),
     Subcommand("broker", "nearcast.broker.commands", "Run an MQTT 3.1.1 and 5.0 broker."),
+    Subcommand("gateway", "nearcast.cli.gateway", "Run a gateway: clients stay connected while brokers change behind it."),
     Subcommand("passwd", "nearcast.broker.commands", "Manage the broker's password file."),
     Subcommand("secret", "nearcast.broker.commands", "Make the secret that the nodes of a fabric share."),
     Subcommand("controller", "nearcast.cli.controller", "Run the controller of a fabric of brokers."),

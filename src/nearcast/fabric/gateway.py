@@ -440,6 +440,19 @@ class Gateway(LinkUser):
             break
         return deadline
 
+    def totals(self) -> tuple[int, int, int]:
+        """Messages from clients, messages to clients, bytes to clients, since the start."""
+        messages_in = self.stats.messages_in
+        messages_out = self.stats.messages_out
+        bytes_out = self.stats.bytes_out
+        for tunnel in self.tunnels:
+            bytes_out += tunnel.bytes_out
+            mirror = tunnel.mirror
+            if mirror is not None:
+                messages_in += mirror.messages_in
+                messages_out += mirror.messages_out
+        return messages_in, messages_out, bytes_out
+
     def count(self, state: int) -> int:
         """Clients in a state of :mod:`nearcast.fabric.tunnels`."""
         if state == GREETING:

@@ -1,0 +1,1 @@
+"""The gateway process: listeners for clients, links to brokers and the controller, around :mod:`nearcast.fabric.gateway`."""
