@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.channels import PeerSession
 from nearcast.fabric.frames import frame
+from nearcast.fabric.outgoing import PeerSession
 from nearcast.fabric.parts import Part, Peer
 from nearcast.mqtt.records import Fields, blob, number
 from nearcast.mqtt.session import Session
@@ -55,13 +55,17 @@ class Sharing(Part):
         #: The same of every other broker, by the client identifier of its session.
         self._elsewhere: dict[str, set[str]] = {}
         self._turn = 0
-        for session in fabric.engine.sessions.by_client.values():
-            self.attached(session)
         fabric.engine.router.sharing = self
         fabric.engine.sessions.watchers.append(self)
         fabric.add_part(self, [frames.GROUPS])
 
     # --- ours -----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Count in the sessions that the journal had."""
+        for session in self._fabric.engine.sessions.by_client.values():
+            if not session.is_peer:
+                self.attached(session)
 
     def attached(self, session: Session) -> None:
         for topic_filter in session.subscriptions:
