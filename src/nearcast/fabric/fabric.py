@@ -25,6 +25,7 @@ from nearcast.fabric.interest import Interest
 from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
 from nearcast.fabric.parts import Part, Peer
+from nearcast.fabric.replication import Replication
 from nearcast.fabric.routes import Routes
 from nearcast.fabric.sharing import Sharing
 from nearcast.fabric.trunks import Trunks
@@ -88,6 +89,7 @@ class Fabric(Linking):
         self.channels = Channels(self)
         self.interest = Interest(self)
         self.sharing = Sharing(self)
+        self.replication = Replication(self)
         self.routes = Routes(self)
         self.trunks = Trunks(self)
         self.users[links.GATEWAY] = self.trunks
@@ -141,6 +143,7 @@ class Fabric(Linking):
                 self.peer(client_id[1:]).last_seen = now
         self.interest.recount()
         self.sharing.begin()
+        self.replication.begin(now)
 
     def forget(self, peer: Peer, now: float) -> None:
         """A broker left for good, or was away too long: nothing of it stays."""
