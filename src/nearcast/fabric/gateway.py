@@ -76,6 +76,7 @@ class Gateway(LinkUser):
         self.hub = hub
         self.limits = limits
         self.settings = settings
+        self.rng = rng
         self.now = now
         self.stats = GatewayStats()
         self.lines: dict[str, TrunkLine] = {}
@@ -124,11 +125,12 @@ class Gateway(LinkUser):
         self.now = now
         if tunnel.state == CLOSED:
             return
-        self.leave_brokers(tunnel, "connection lost", now)
-        tunnel.close_reason = tunnel.close_reason or "connection lost"
+        mirror = tunnel.mirror
+        reason = "client disconnected" if mirror is not None and mirror.leaving else "connection lost"
+        self.leave_brokers(tunnel, reason, now)
+        tunnel.close_reason = tunnel.close_reason or reason
         tunnel.state = CLOSED
         self.tunnels.pop(tunnel, None)
-        mirror = tunnel.mirror
         self.stats.bytes_out += tunnel.bytes_out
         if mirror is not None:
             self.stats.messages_in += mirror.messages_in

@@ -11,6 +11,7 @@ yet: that is held until the one before it has said its last word.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,8 +22,8 @@ from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.mirrors import Cutter, Mirror, body_start, packet_end
 from nearcast.mqtt.access import Peer
-from nearcast.mqtt.codec import claimed_version, encode
-from nearcast.mqtt.packets import MQTT_5, ConnAck, Disconnect
+from nearcast.mqtt.codec import claimed_version, decode, encode
+from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, ConnAck, Connect, Disconnect
 from nearcast.mqtt.records import blob, number
 from nearcast.mqtt.wire import CONNECT
 
@@ -50,6 +51,22 @@ OPEN: Final = 2
 RESUMING: Final = 3
 """A broker was asked to go on where another one was lost, and has not said yet that it does."""
 CLOSED: Final = 4
+
+
+def named(connect: bytes, rng: random.Random) -> bytes:
+    """A CONNECT of MQTT 3 that leaves the client identifier to the server gets one here: the server would not say which it
+    chose, and whoever goes on with the session has to know."""
+    body = connect[body_start(connect, 0) :]
+    if claimed_version(body) != MQTT_3_1_1:
+        return connect
+    try:
+        packet = decode(connect[0], body, MQTT_3_1_1)
+    except RemoteProtocolError:
+        return connect  # the broker says what is wrong with it
+    if isinstance(packet, Connect) and not packet.client_id and packet.clean_start:
+        packet.client_id = f"nc-{rng.getrandbits(80):020x}"
+        return encode(packet, packet.version)
+    return connect
 
 
 class ClientHandle(Protocol):
@@ -210,7 +227,7 @@ class Tunnel:
         if connect[0] >> 4 != CONNECT:
             self.end("the first packet is no CONNECT", now)
             return
-        self.mirror = Mirror(connect)
+        self.mirror = Mirror(named(connect, self.gateway.rng))
         if stop < len(run):
             self._wait(run[stop:])
         self.gateway.place(self, now)

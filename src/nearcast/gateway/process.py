@@ -320,7 +320,7 @@ class GatewayProcess:
     def _line_changed(self, line: TrunkLine, up: bool) -> None:
         if up:
             logs.event(logging.INFO, "broker there", broker=line.name, address=line.link.dialed)
-        else:
+        elif not self.stopping:
             clients = len(line.channels)
             logs.event(logging.WARNING, "broker lost", broker=line.name, clients=clients, reason=line.link.close_reason)
 

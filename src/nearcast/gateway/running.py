@@ -32,7 +32,7 @@ def ready_report(gateway: GatewayProcess) -> bytes:
 
 
 def check(config: GatewayConfig) -> None:
-    """Raise :class:`~nearcast.errors.ConfigError` for whatever would keep a gateway from starting, short of opening sockets."""
+    """Raise :class:`~nearcast.errors.ConfigError` for whatever keeps a gateway from starting, short of opening sockets."""
     GatewayProcess(config)
     for listener in config.listeners:
         if listener.kind in SECURE_KINDS:

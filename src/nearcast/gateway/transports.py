@@ -1,4 +1,4 @@
-"""Clients' transports: bytes between a socket and a :class:`~nearcast.fabric.tunnels.Tunnel`, for TCP, TLS, WebSocket, Unix."""
+"""Clients' transports: bytes between a socket and a :class:`~nearcast.fabric.tunnels.Tunnel`."""
 
 from __future__ import annotations
 
