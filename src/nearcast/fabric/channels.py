@@ -209,7 +209,10 @@ class Channels:
                 return
         publication.origin = peer.number
         self.received_messages += publication.count
-        self._engine.bridge(publication, arrived.via, now)
+        if peer.fenced:
+            self._fabric.handover.fences.bridge(peer, publication, arrived.via, now)
+        else:
+            self._engine.bridge(publication, arrived.via, now)
 
     def _gap(self, peer: Peer, now: float) -> None:
         """Something is missing in between, and what follows it is of no use: ask for all of it again."""

@@ -21,6 +21,7 @@ from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import links
 from nearcast.fabric.channels import PEER_PREFIX, Channels, PeerSession
+from nearcast.fabric.handover import Handover
 from nearcast.fabric.interest import Interest
 from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
@@ -91,6 +92,7 @@ class Fabric(Linking):
         self.sharing = Sharing(self)
         self.replication = Replication(self)
         self.routes = Routes(self)
+        self.handover = Handover(self)
         self.trunks = Trunks(self)
         self.users[links.GATEWAY] = self.trunks
         self._begun = False
@@ -143,6 +145,7 @@ class Fabric(Linking):
                 self.peer(client_id[1:]).last_seen = now
         self.interest.recount()
         self.sharing.begin()
+        self.handover.begin(now)
         self.replication.begin(now)
 
     def forget(self, peer: Peer, now: float) -> None:

@@ -32,6 +32,8 @@ class Peer:
         self.up = False
         self.address = ""
         self.received_unreliable = 0
+        #: Whether some of its messages were delivered elsewhere (:mod:`nearcast.fabric.fences`).
+        self.fenced = False
         self.last_seen = 0.0
         self.former_epochs: list[int] = []
 

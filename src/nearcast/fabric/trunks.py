@@ -57,6 +57,11 @@ class Channel:
         self.announced = True  # logging every client of a gateway is the gateway's to do
         self.outstanding_bytes = 0
         self.taken_bytes = 0
+        #: The move with which the client leaves: its last bytes are on their way, then FROZEN is said. 0: none.
+        self.freezing = 0
+        #: The move with which it comes; its bytes are kept until its session is here. 0: none.
+        self.adopting = 0
+        self.kept: list[bytes] = []
 
     def send(self, chunks: list[bytes]) -> None:
         """Send bytes of the MQTT stream."""
@@ -81,10 +86,31 @@ class Channel:
         """What was sent is on its way, and was the last: the gateway closes the client behind it."""
         if self.closed:
             return
+        if self.freezing:
+            self.say(frames.FROZEN, self.freezing)
+            self.trunk.end(self)
+            return
         connection = self.connection
         reason = b"" if connection is None else connection.close_reason.encode("utf-8")
         self.trunk.link.send(frame(frames.CLIENT_CLOSE, number(self.number), blob(reason)))
         self.trunk.end(self)
+
+    def say(self, kind: int, move: int) -> None:
+        """Tell the gateway how a move goes."""
+        self.trunk.link.send(frame(kind, number(self.number), number(move)))
+
+    def fail(self, move: int, reason: str) -> None:
+        """A move does not take place. The channel stays as it is."""
+        self.trunk.link.send(
+            frame(frames.MOVE_FAILED, number(self.number), number(move), blob(reason.encode("utf-8", "replace")))
+        )
+
+    def refuse(self, move: int, reason: str) -> None:
+        """A client that was to come does not: the channel is over."""
+        if not self.closed:
+            self.fail(move, reason)
+            self.closed = True
+            self.trunk.channels.pop(self.number, None)
 
 
 class Trunk:
@@ -97,7 +123,7 @@ class Trunk:
         self.channels: dict[int, Channel] = {}
         self.blocked: dict[int, Channel] = {}
 
-    def end(self, channel: Channel) -> None:
+    def end(self, channel: Channel, lost_gateway: bool = False) -> None:
         """The channel is over, and nothing is said about it any more."""
         channel.closed = True
         self.channels.pop(channel.number, None)
@@ -106,6 +132,7 @@ class Trunk:
         if connection is not None:
             channel.connection = None
             self.trunks.engine.lose(connection, self.trunks.now)
+        self.trunks.handover.channel_ended(channel, lost_gateway, self.trunks.now)
 
 
 class Trunks(LinkUser):
@@ -117,6 +144,7 @@ class Trunks(LinkUser):
         self.by_link: dict[Link, Trunk] = {}
         self.now = 0.0
         self.refused = 0
+        self.handover = fabric.handover
 
     # --- links ----------------------------------------------------------------------------------------------------------
 
@@ -130,7 +158,7 @@ class Trunks(LinkUser):
         trunk = self.by_link.pop(link, None)
         if trunk is not None:
             for channel in list(trunk.channels.values()):
-                trunk.end(channel)
+                trunk.end(channel, lost_gateway=True)
 
     def link_writable(self, link: Link, now: float) -> None:
         self.now = now
@@ -146,7 +174,7 @@ class Trunks(LinkUser):
             return
         trunk.blocked.pop(channel.number, None)
         self.engine.writable(connection, now)
-        self._grant(channel, connection)
+        self.grant(channel, connection)
 
     def link_frame(self, link: Link, content: bytes, now: float) -> None:
         self.now = now
@@ -159,9 +187,13 @@ class Trunks(LinkUser):
         if kind == frames.CLIENT_OPEN:
             self._open(trunk, channel_number, fields, now)
             return
+        if kind == frames.ADOPT:
+            adopted = self.new_channel(trunk, channel_number, Peer("adopted"))
+            self.handover.adopt(adopted, fields.number(), now)
+            return
         channel = trunk.channels.get(channel_number)
         if channel is None:
-            if kind > frames.CLIENT_WINDOW:
+            if kind > frames.CLIENT_WINDOW and kind != frames.MOVE and kind != frames.FREEZE:
                 raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a broker")
             return  # it was closed here, and the gateway has yet to hear of it
         if kind == frames.CLIENT_DATA:
@@ -175,6 +207,11 @@ class Trunks(LinkUser):
             if connection is not None and connection.state != CLOSED and not connection.close_reason:
                 connection.close_reason = fields.blob().decode("utf-8", "replace") or "connection lost"
             trunk.end(channel)
+        elif kind == frames.MOVE:
+            move = fields.number()
+            self.handover.move(channel, move, fields.blob().decode("utf-8"), now)
+        elif kind == frames.FREEZE:
+            self.handover.freeze(channel, fields.number(), now)
         else:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a broker")
 
@@ -203,11 +240,12 @@ class Trunks(LinkUser):
         if channel.taken_bytes > 2 * WINDOW_BYTES:
             raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "a gateway sends more of a client than was agreed")
         if connection is None:
+            channel.kept.append(data)
             return
         self.engine.receive(connection, data, now)
-        self._grant(channel, connection)
+        self.grant(channel, connection)
 
-    def _grant(self, channel: Channel, connection: Connection) -> None:
+    def grant(self, channel: Channel, connection: Connection) -> None:
         """Have the gateway send more, unless the client does not take its answers: then it gets no further requests in."""
         if connection.congested and connection.out_bytes > connection.max_output_bytes:
             connection.reading = False
@@ -221,10 +259,13 @@ class Trunks(LinkUser):
         """How many clients of gateways there are."""
         return sum([len(trunk.channels) for trunk in self.by_link.values()])
 
-    def leaving(self) -> None:
+    def leave(self, now: float) -> None:
         """Tell all gateways that this broker stops soon: they move their clients away."""
         for link in self.by_link:
             link.send(frame(frames.LEAVING))
+
+    def has_left(self) -> bool:
+        return self.clients() == 0
 
     def disconnect_all(self, reason_code: int, now: float) -> None:
         """Send away whoever is still here."""

@@ -12,7 +12,7 @@ from nearcast.mqtt.access import Peer
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.packets import MQTT_5, ConnAck, Disconnect
-from nearcast.mqtt.publication import V5_FLAG, Publication
+from nearcast.mqtt.publication import V5_FLAG, Publication, Terms
 from nearcast.mqtt.wire import split_packets
 
 if TYPE_CHECKING:
@@ -234,6 +234,10 @@ class Connection:
         stats.publish_bytes_sent += len(chunk)
         self.messages_out += count
         self.push(chunk)
+
+    def send_qos0_on(self, publication: Publication, terms: Terms, now: float) -> None:
+        """The same, on terms that were found for this receiver alone."""
+        self.send_qos0(publication, terms.retain, terms.identifiers, now)
 
     def _fitting(self, chunk: bytes, stride: int, count: int) -> tuple[bytes, int]:
         """Those of the packets in ``chunk`` that the client's Maximum Packet Size admits [MQTT-3.1.2-25]."""

@@ -121,6 +121,8 @@ class Publication:
         self.sequence = 0
         #: Which broker received it from a client: 0 is this one.
         self.origin = 0
+        #: Numbers of sessions that had it before they came here (nearcast.fabric.fences).
+        self.fenced: set[int] | None = None
         #: The version of the retained message that the last of these became (:mod:`nearcast.mqtt.retained`); 0: none.
         self.stamp = 0
         # Where the journal has this publication: its name there, and the generation that holds it (0: not written yet).

@@ -48,8 +48,10 @@ ORIGIN_FORGOTTEN: Final = 21
 SPILLED: Final = 22
 UNSPILLED: Final = 23
 RETAINED_SEEN: Final = 24
+DEPARTING: Final = 25
+ARRIVED: Final = 26
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(25)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(27)]
 
 
 def number(value: int) -> bytes:
@@ -239,6 +241,16 @@ def spilled(session_number: int, file: Spilled, count: int) -> bytes:
 def unspilled(session_number: int, file_number: int) -> bytes:
     """The session's receiver has all that is in this file."""
     return _KIND[UNSPILLED] + number(session_number) + number(file_number)
+
+
+def departing(session_number: int, move: int, target: str) -> bytes:
+    """The session is on its way to another broker, with this move, and may be there; with move 0 it is not, after all."""
+    return _KIND[DEPARTING] + number(session_number) + number(move) + blob(target.encode("utf-8"))
+
+
+def arrived(session_number: int, move: int) -> bytes:
+    """The session came from another broker, with this move."""
+    return _KIND[ARRIVED] + number(session_number) + number(move)
 
 
 def retained(publication: Publication, wall_offset: float, version: Version | None) -> bytes:

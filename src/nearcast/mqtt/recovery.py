@@ -9,6 +9,7 @@ STATE comes further on and includes them.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from nearcast.errors import UnknownRecord
 from nearcast.mqtt import records
@@ -19,6 +20,9 @@ from nearcast.mqtt.retained import Version
 from nearcast.mqtt.session import NEVER, RELEASED, Pending, Sent, Session, Spilled, packet_ids_of
 from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import parse_shared
+
+#: Records beyond those of MQTT itself that change one session.
+_OF_SESSIONS: Final = (records.SPILLED, records.UNSPILLED, records.DEPARTING, records.ARRIVED)
 
 
 class Recovery:
@@ -76,7 +80,7 @@ class Recovery:
             origin.received = fields.number()
         elif kind == records.ORIGIN_FORGOTTEN:
             self._engine.origins.by_name.pop(fields.blob().decode("utf-8"), None)
-        elif records.SESSION < kind <= records.TARGETED or kind == records.SPILLED or kind == records.UNSPILLED:
+        elif records.SESSION < kind <= records.TARGETED or kind in _OF_SESSIONS:
             session = self._engine.sessions.by_number.get(fields.number())
             if session is not None:
                 self._change(session, kind, fields)
@@ -105,6 +109,8 @@ class Recovery:
         for session in found:
             if session.expires_at or session.will_due_at:
                 engine.sessions.schedule(session, now)
+            elif session.departing_by:
+                pass  # its client may be at another broker by now: that one is asked (nearcast.fabric.departures)
             elif session.will is not None or session.expiry_seconds != NEVER:
                 engine.sessions.leave(session, False, now)
 
@@ -188,6 +194,11 @@ class Recovery:
             self._engine.stats.sessions = len(self._engine.sessions.by_client)
         elif kind == records.STATE:
             self._state(session, fields)
+        elif kind == records.DEPARTING:
+            session.departing_by = fields.number()
+            session.departing_to = fields.blob().decode("utf-8")
+        elif kind == records.ARRIVED:
+            session.arrived_by = fields.number()
         elif kind == records.SPILLED:
             file = Spilled(fields.number(), fields.number(), fields.number(), fields.number())
             self._take(session, fields.number())
@@ -392,6 +403,10 @@ class Snapshot:
         if session.spilled is not None:
             for file in session.spilled:
                 found.append(records.spilled(session.number, file, 0))
+        if session.arrived_by:
+            found.append(records.arrived(session.number, session.arrived_by))
+        if session.departing_by:
+            found.append(records.departing(session.number, session.departing_by, session.departing_to))
         if session.marks is not None:
             for packet_id, mark in session.marks.items():
                 found.append(records.kept(mark, session.number, packet_id.to_bytes(2, "big")))

@@ -210,6 +210,9 @@ class Router:
         self, targets: list[Target], peers: list[Target], publication: Publication, publisher: Session | None, now: float
     ) -> None:
         """To plain subscribers, and to brokers that are to serve theirs."""
+        fenced = publication.fenced
+        if fenced is not None:
+            targets = [target for target in targets if target.session.number not in fenced]
         if publication.qos == 0:
             retain = publication.retain
             for target in targets:
@@ -264,7 +267,7 @@ class Router:
         if terms.qos == 0:
             connection = session.connection
             if connection is not None:
-                connection.send_qos0(publication, terms.retain, terms.identifiers, now)
+                connection.send_qos0_on(publication, terms, now)
             return
         log = self.effects.records
         place = len(log)

@@ -117,6 +117,10 @@ class Session:
         self.unsent: Unsent | None = None
         # What precedes the queue and lies in files: only other brokers' sessions have that (nearcast.fabric.spool).
         self.spilled: list[Spilled] | None = None
+        # The move with which the session came here, and with which it leaves, and whereto (nearcast.fabric.handover); 0: none.
+        self.arrived_by = 0
+        self.departing_by = 0
+        self.departing_to = ""
         #: Whether this is another broker's session (:mod:`nearcast.fabric.channels`), and no client's.
         self.is_peer = False
 

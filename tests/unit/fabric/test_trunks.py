@@ -135,7 +135,7 @@ def test_a_broker_that_is_full_says_so() -> None:
 def test_gateways_are_told_that_the_broker_leaves() -> None:
     mesh, gateway = make()
     gateway.client("a").write(connect("one"))
-    mesh.nodes["a"].fabric.trunks.leaving()
+    mesh.nodes["a"].fabric.trunks.leave(mesh.now)
     mesh.nodes["a"].flush()
     mesh.run()
     gateway.run()

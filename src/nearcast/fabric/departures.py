@@ -1,0 +1,533 @@
+"""A client, or a session whose client is away, leaves this broker for another one. The whole protocol is told in
+:mod:`nearcast.fabric.handover`; here is the old broker's side of it::
+
+    PREPARING ──SHADOWED──► CATCHING_UP ──all arrived──► READY ──FREEZE──► FROZEN ──INSTALLED──► over
+        ▲                        │ subscriptions or brokers changed │          └──ABANDON, ADOPT here──► thawed
+        └────────────────────────┴──────────────────────────────────┘
+
+Until FROZEN nothing has changed for the client, and everything can be given up. FREEZE may find that the client subscribed to
+something meanwhile: then its connection goes on as before until the new broker has caught up with that, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from nearcast.fabric import frames
+from nearcast.fabric.fences import Reached
+from nearcast.fabric.frames import frame
+from nearcast.fabric.parts import Peer
+from nearcast.fabric.session_state import Agreement, encode_connection, encode_session, encode_subscriptions
+from nearcast.fabric.shadows import Buffer, Waiting
+from nearcast.fabric.trunks import Channel
+from nearcast.mqtt import records
+from nearcast.mqtt.access import Peer as TransportPeer
+from nearcast.mqtt.connection import CLOSED, Connection
+from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.records import Fields, blob, number, text
+from nearcast.mqtt.session import Pending, Session
+
+if TYPE_CHECKING:
+    from nearcast.fabric.fabric import Fabric
+    from nearcast.fabric.handover import Handover
+
+PREPARING: Final = 1
+CATCHING_UP: Final = 2
+READY: Final = 3
+FROZEN: Final = 4
+
+#: Of SHADOW: the client is away, so nobody will say FREEZE or ADOPT.
+WITHOUT_CLIENT: Final = 1
+
+STATE_PIECE_BYTES: Final = 262_144
+"""A session travels in frames of this size."""
+
+NO_LIMIT_BYTES: Final = 1 << 62
+
+UNREACHABLE_TIMES: Final = 6
+"""So many times ``move_timeout_seconds`` a session that left waits for word from a broker that cannot be reached."""
+
+ASK_AGAIN_S: Final = 0.1
+"""How long the old broker waits before it asks the same again: for a broker that only one of the two reaches."""
+
+
+class Departure:
+    """One session on its way out."""
+
+    def __init__(self, move: int, session: Session, target: str, channel: Channel | None, now: float) -> None:
+        self.move = move
+        self.session = session
+        self.target = target
+        self.channel = channel
+        self.state = PREPARING
+        self.deadline = now
+        self.ask_again_at = now
+        self.asked: set[str] = set()
+        self.round = 0
+        self.told = b""
+        #: Every broker that knows of the new broker's interest, and its sequence when it did.
+        self.members: dict[str, int] = {}
+        self.said_ready = False
+        self.freeze_asked = False
+        # Once FROZEN: what the new broker gets, where the client's later messages are, how many were in the queue.
+        self.agreement = b""
+        self.content = b""
+        self.buffer: Buffer | None = None
+        self.waiting: Waiting | None = None
+        self.queued_before = 0
+        self.abandoned = False
+        #: Read from the journal: the new broker is to be asked what it has.
+        self.recovered = False
+        #: Until when that broker may be out of reach before the session counts as left here.
+        self.ask_until = 0.0
+        #: The channel on which the gateway brings the client back.
+        self.returning: Channel | None = None
+
+    @property
+    def without_client(self) -> bool:
+        return self.channel is None and not self.agreement
+
+
+class Departures:
+    """All of them, by the number of the move."""
+
+    def __init__(self, fabric: Fabric, handover: Handover) -> None:
+        self._fabric = fabric
+        self._engine = fabric.engine
+        self._handover = handover
+        self.by_move: dict[int, Departure] = {}
+        self.by_client: dict[str, Departure] = {}
+        self.moved = 0
+        self.failed = 0
+        self.thawed = 0
+
+    def recovered(self, session: Session, now: float) -> None:
+        """This broker crashed after it had sent a session away: the new one says whether it has it, once it is there."""
+        departure = Departure(session.departing_by, session, session.departing_to, None, now)
+        departure.recovered = True
+        self.by_move[departure.move] = departure
+        self.by_client[session.client_id] = departure
+        self._detach(departure, None, now)
+        self._fabric.peer(departure.target)
+
+    # --- preparing ------------------------------------------------------------------------------------------------------
+
+    def begin(self, move: int, session: Session, target: str, channel: Channel | None, now: float) -> str:
+        """Prepare to hand a session over; returns why that is not possible, or nothing."""
+        peer = self._fabric.peers.get(target)
+        if target == self._fabric.name:
+            return "the client is here already"
+        if peer is None or not peer.up:
+            return f"{target} cannot be reached from {self._fabric.name}"
+        if session.client_id in self.by_client or move in self.by_move:
+            return "the client is being moved already"
+        departure = Departure(move, session, target, channel, now)
+        departure.deadline = now + self._fabric.settings.move_timeout_seconds
+        self.by_move[move] = departure
+        self.by_client[session.client_id] = departure
+        self._shadow(departure, peer, now)
+        return ""
+
+    def _shadow(self, departure: Departure, peer: Peer, now: float) -> None:
+        """Tell the new broker what the client wants: for the first time, or again."""
+        session = departure.session
+        departure.state = PREPARING
+        departure.round += 1
+        departure.told = encode_subscriptions(session)
+        departure.ask_again_at = now + ASK_AGAIN_S
+        peer.send(
+            frame(
+                frames.SHADOW,
+                number(departure.move),
+                number(departure.round),
+                number(WITHOUT_CLIENT if departure.channel is None else 0),
+                blob(session.client_id.encode("utf-8")),
+                text(session.username),
+                departure.told,
+            )
+        )
+
+    def shadowed(self, peer: Peer, fields: Fields, now: float) -> None:
+        """The new broker gets everything by now; from which sequences on is what it says."""
+        departure = self.by_move.get(fields.number())
+        current_round = fields.number()
+        members: dict[str, int] = {}
+        for _ in range(fields.number()):
+            name = fields.blob().decode("utf-8")
+            members[name] = fields.number()
+        if departure is None or departure.target != peer.name or departure.state != PREPARING:
+            return
+        if departure.round == current_round:
+            departure.members = members
+            departure.state = CATCHING_UP
+            departure.asked.clear()
+            self.advance(departure, now)
+
+    def progressed(self, peer: Peer, now: float) -> None:
+        """More arrived from a broker, or its word that nothing is left."""
+        for departure in list(self.by_move.values()):
+            if departure.state == CATCHING_UP and peer.name in departure.members:
+                self.advance(departure, now)
+
+    def advance(self, departure: Departure, now: float) -> None:
+        """Go as far as what has arrived allows."""
+        if departure.state != CATCHING_UP and departure.state != READY:
+            return
+        if not self._is_current(departure):
+            peer = self._fabric.peers.get(departure.target)
+            if peer is not None and now >= departure.ask_again_at:
+                self._shadow(departure, peer, now)
+            return
+        if not self._has_caught_up(departure):
+            departure.state = CATCHING_UP
+            return
+        departure.state = READY
+        if departure.channel is not None and not departure.said_ready:
+            departure.said_ready = True
+            departure.channel.say(frames.MOVE_READY, departure.move)
+        if departure.without_client or (departure.freeze_asked and self._is_quiet(departure.session)):
+            self._freeze(departure, now)
+
+    def _is_current(self, departure: Departure) -> bool:
+        """Whether the new broker knows all that the client wants, and every broker that we know of knows that."""
+        if encode_subscriptions(departure.session) != departure.told:
+            return False
+        for peer in self._fabric.peers.values():
+            if peer.up and peer.name != departure.target and peer.name not in departure.members:
+                return False
+        return True
+
+    def _has_caught_up(self, departure: Departure) -> bool:
+        """Whether all is here that the brokers sent before they knew of the new broker's interest. Asks those it is not."""
+        complete = True
+        for name, sequence in departure.members.items():
+            if name == self._fabric.name:
+                continue
+            peer = self._fabric.peers.get(name)
+            if peer is not None and self._has_all(peer, sequence):
+                continue
+            complete = False
+            if peer is not None and name not in departure.asked and self._fabric.channels.ask_progress(peer, departure.move):
+                departure.asked.add(name)
+        return complete
+
+    def _has_all(self, peer: Peer, sequence: int) -> bool:
+        return peer.received >= sequence and peer.received_unreliable >= sequence
+
+    def _is_quiet(self, session: Session) -> bool:
+        """Whether nothing is left of what the client asked for: all its bytes are processed and answered."""
+        connection = session.connection
+        return connection is None or not connection.pending_verdict
+
+    # --- the moment -----------------------------------------------------------------------------------------------------
+
+    def freeze(self, channel: Channel, move: int, now: float) -> None:
+        """The gateway sends the client's further bytes to the new broker."""
+        departure = self.by_move.get(move)
+        if departure is None or departure.channel is not channel:
+            channel.fail(move, "this move is not under way")
+            return
+        departure.freeze_asked = True
+        departure.deadline = now + self._fabric.settings.move_timeout_seconds
+        self.advance(departure, now)
+
+    def _freeze(self, departure: Departure, now: float) -> None:
+        """From here on the session is nobody's: it is on its way."""
+        session = departure.session
+        connection = session.connection
+        if connection is not None:
+            self._send_owed(connection, session, now)
+            departure.agreement = encode_connection(connection)
+        reached = self._reached(session)
+        content = encode_session(self._fabric, session, now)
+        departure.content = b"".join((blob(departure.agreement), reached, blob(content)))
+        self._detach(departure, connection, now)
+        self._note(session, departure.move, departure.target)
+        self.send_state(departure)
+
+    def _note(self, session: Session, move: int, target: str) -> None:
+        """Have it in the journal where the session may be."""
+        session.departing_by = move
+        session.departing_to = target
+        if session.durable:
+            self._engine.effects.records.append(records.departing(session.number, move, target))
+
+    def _send_owed(self, connection: Connection, session: Session, now: float) -> None:
+        """Retained QoS 0 messages that waited for room go out now: the new broker does not know that they are owed."""
+        if connection.owed_retained is not None:
+            connection.congested = False
+            connection.max_output_bytes = NO_LIMIT_BYTES
+            self._engine.requests.send_owed(connection, session, now)
+
+    def _reached(self, session: Session) -> bytes:
+        """How far the client's messages of every origin have come; what it had before it came here counts, too."""
+        fabric = self._fabric
+        ours = fabric.engine.router.next_sequence - 1
+        parts = [blob(fabric.name.encode("utf-8")) + number(ours) + number(ours)]
+        for peer in fabric.peers.values():
+            reliable = peer.received
+            unreliable = peer.received_unreliable
+            before: Reached | None = self._handover.fences.of(peer.name, session.number)
+            if before is not None:
+                reliable = max(reliable, before.reliable)
+                unreliable = max(unreliable, before.unreliable)
+            parts.append(blob(peer.name.encode("utf-8")) + number(reliable) + number(unreliable))
+        return number(len(parts)) + b"".join(parts)
+
+    def _detach(self, departure: Departure, connection: Connection | None, now: float) -> None:
+        session = departure.session
+        limits = self._fabric.limits
+        departure.state = FROZEN
+        departure.deadline = now + self._fabric.settings.move_timeout_seconds
+        departure.ask_until = now + UNREACHABLE_TIMES * self._fabric.settings.move_timeout_seconds
+        departure.queued_before = 0 if session.queue is None else len(session.queue)
+        if connection is None:
+            return
+        departure.buffer = Buffer(self._engine.effects, limits.max_output_bytes + limits.max_queued_bytes)
+        departure.waiting = Waiting(self._engine.effects, TransportPeer("moving"), now, limits, departure.buffer)
+        departure.waiting.session = session
+        session.connection = departure.waiting
+        connection.session = None
+        connection.state = CLOSED
+        connection.partial = None
+        connection.aliases_in = None
+        connection.aliases_out = None
+        connection.allowed_topics = None
+        connection.close_reason = "moved"
+        self._engine.stats.connected_clients -= 1
+        # What is still to be said to the client is sent first; only then the driver closes, and that says FROZEN.
+        channel = departure.channel
+        if channel is not None:
+            channel.freezing = departure.move
+            departure.channel = None
+        connection.closing = True
+        connection.touch()
+
+    def send_state(self, departure: Departure) -> None:
+        """Send the session, behind the records of what it promised."""
+        peer = self._fabric.peers.get(departure.target)
+        if peer is None or departure.abandoned:
+            return
+        if departure.recovered:
+            peer.send(_abandon(departure.move, "the old broker crashed"))
+            return
+        content = departure.content
+        pieces = max(1, -(-len(content) // STATE_PIECE_BYTES))
+        for piece in range(pieces):
+            part = content[piece * STATE_PIECE_BYTES : (piece + 1) * STATE_PIECE_BYTES]
+            peer.send_held(frame(frames.STATE, number(departure.move), number(piece), number(pieces), blob(part)))
+
+    # --- how it ends ----------------------------------------------------------------------------------------------------
+
+    def installed(self, peer: Peer, move: int, now: float) -> None:
+        """The new broker has the session: this copy is over. What came for it since is the new one's, too, but for messages
+        of shared subscriptions, which were given to this copy alone: others get them."""
+        departure = self.by_move.get(move)
+        if departure is None or departure.target != peer.name or departure.state != FROZEN:
+            return
+        self._forget(departure)
+        self.moved += 1
+        session = departure.session
+        passed_on: list[tuple[str, Publication]] = []
+        if departure.buffer is not None:
+            for kept in departure.buffer.take():
+                if kept.terms.via:
+                    passed_on.append((kept.terms.via, kept.publication))
+        self._discard(session, departure.queued_before)
+        session.connection = None
+        session.will = None
+        self._engine.sessions.end(session, now)
+        for topic_filter, publication in passed_on:
+            self._engine.router.pass_on(topic_filter, publication, now)
+        if departure.returning is not None:
+            departure.returning.refuse(move, f"the client is at {departure.target}")
+
+    def _discard(self, session: Session, queued_before: int) -> None:
+        """Forget the messages that went along with the session, and those that the new broker gets by itself."""
+        stats = self._engine.stats
+        stats.inflight_messages -= len(session.inflight)
+        session.inflight = {}
+        session.inflight_bytes = 0
+        queue = session.queue
+        if queue is None:
+            return
+        kept: deque[Pending] = deque()
+        messages = 0
+        size = 0
+        for index, pending in enumerate(queue):
+            if index >= queued_before and pending.terms.via:
+                kept.append(pending)
+                messages += pending.count
+                size += pending.count * pending.publication.stride
+        stats.queued_messages -= session.queued_messages - messages
+        stats.queued_bytes -= session.queued_bytes - size
+        session.queue = kept
+        session.queued_messages = messages
+        session.queued_bytes = size
+
+    def refused(self, peer: Peer, move: int, reason: str, now: float) -> None:
+        """The new broker does not have the session, and will not."""
+        departure = self.by_move.get(move)
+        if departure is None or departure.target != peer.name:
+            return
+        if departure.state != FROZEN:
+            self.fail(departure, reason, now)
+            return
+        departure.abandoned = True
+        departure.deadline = now + self._fabric.settings.move_timeout_seconds
+        if departure.returning is not None or departure.without_client:
+            self._thaw(departure, now)
+
+    def fail(self, departure: Departure, reason: str, now: float) -> None:
+        """Give up before anything has changed for the client. If its bytes go elsewhere already, it has to come back."""
+        self.failed += 1
+        peer = self._fabric.peers.get(departure.target)
+        if peer is not None:
+            peer.send(_abandon(departure.move, reason))
+        channel = departure.channel
+        if channel is not None:
+            channel.fail(departure.move, reason)
+        if not departure.freeze_asked:
+            self._forget(departure)
+            return
+        connection = departure.session.connection
+        departure.abandoned = True
+        if connection is not None:
+            departure.agreement = encode_connection(connection)
+        self._detach(departure, connection, now)
+
+    def bring_back(self, departure: Departure, channel: Channel, now: float) -> None:
+        """The gateway wants the client here again: ADOPT came to the old broker. The new one must not have it, then."""
+        if departure.state != FROZEN:
+            departure.freeze_asked = True
+            self.fail(departure, "the gateway gave the move up", now)
+        departure.returning = channel
+        departure.deadline = now + self._fabric.settings.move_timeout_seconds
+        peer = self._fabric.peers.get(departure.target)
+        if departure.abandoned or peer is None or not peer.up:
+            self._thaw(departure, now)
+        else:
+            peer.send(_abandon(departure.move, "the client came back"))
+
+    def _thaw(self, departure: Departure, now: float) -> None:
+        """The session stays after all, as it was."""
+        self._forget(departure)
+        session = departure.session
+        self._note(session, 0, "")
+        session.connection = None
+        channel = departure.returning
+        if departure.without_client and (not departure.recovered or session.expires_at or session.will_due_at):
+            self._engine.sessions.schedule(session, now)
+            return
+        if channel is None or channel.closed:
+            self._engine.sessions.leave(session, False, now)
+            return
+        self.thawed += 1
+        self._handover.attach(channel, session, Agreement(departure.agreement), departure.move, now)
+        if departure.buffer is not None:
+            for kept in departure.buffer.take():
+                if not kept.publication.expired(now):
+                    self._engine.router.deliver(session, kept.publication, kept.terms, now)
+        self._handover.go_on(channel, session, now)
+
+    def _forget(self, departure: Departure) -> None:
+        self.by_move.pop(departure.move, None)
+        self.by_client.pop(departure.session.client_id, None)
+
+    # --- what happens meanwhile -----------------------------------------------------------------------------------------
+
+    def channel_ended(self, channel: Channel, now: float) -> None:
+        """A client's transport is gone, or its gateway."""
+        for departure in list(self.by_move.values()):
+            if departure.channel is channel:
+                departure.channel = None
+                departure.freeze_asked = False
+                self.fail(departure, "the client left", now)
+            elif departure.returning is channel:
+                departure.returning = None
+
+    def peer_up(self, peer: Peer, now: float) -> None:
+        for departure in list(self.by_move.values()):
+            if departure.target != peer.name:
+                continue
+            if departure.state == FROZEN:
+                self.send_state(departure)  # it has it already, or will have it now; either way it says so
+            elif departure.state == PREPARING:
+                self._shadow(departure, peer, now)
+
+    def peer_down(self, peer: Peer, now: float) -> None:
+        for departure in list(self.by_move.values()):
+            if departure.target == peer.name:
+                if departure.state != FROZEN:
+                    self.fail(departure, f"{peer.name} cannot be reached any more", now)
+                elif departure.returning is not None:
+                    self._thaw(departure, now)
+            elif departure.state == CATCHING_UP and not self._has_all(peer, departure.members.get(peer.name, 0)):
+                # What it had for us and had not sent may yet come, once it is back: the client has to be here then.
+                self.fail(departure, f"{peer.name} cannot be reached any more", now)
+
+    def settle(self, now: float) -> None:
+        """Look again at those whose client is waited for, and at those whose session somebody took over."""
+        for departure in list(self.by_move.values()):
+            if departure.state == FROZEN:
+                self._check_taken_over(departure, now)
+            elif self._engine.sessions.by_client.get(departure.session.client_id) is not departure.session:
+                self.fail(departure, "the session ended", now)
+            elif departure.freeze_asked:
+                self.advance(departure, now)
+
+    def _check_taken_over(self, departure: Departure, now: float) -> None:
+        session = departure.session
+        if self._engine.sessions.by_client.get(session.client_id) is session and session.connection is departure.waiting:
+            return
+        self._forget(departure)
+        peer = self._fabric.peers.get(departure.target)
+        if peer is not None:
+            peer.send(_abandon(departure.move, "the client connected again"))
+        if departure.returning is not None:
+            departure.returning.refuse(departure.move, "the client connected again")
+
+    def tick(self, now: float) -> None:
+        for departure in list(self.by_move.values()):
+            if departure.state != FROZEN:
+                if now >= departure.deadline:
+                    self.fail(departure, "preparing took too long", now)
+                elif now >= departure.ask_again_at:
+                    departure.ask_again_at = now + ASK_AGAIN_S
+                    departure.asked.clear()
+                    self.advance(departure, now)
+            elif now >= departure.deadline:
+                self._overdue(departure, now)
+
+    def _overdue(self, departure: Departure, now: float) -> None:
+        """Nobody said for long where the session is to be."""
+        peer = self._fabric.peers.get(departure.target)
+        if departure.abandoned or peer is None or (not peer.up and now >= departure.ask_until):
+            self._thaw(departure, now)
+            return
+        departure.deadline = now + self._fabric.settings.move_timeout_seconds
+        self.send_state(departure)
+
+    def peer_gone(self, peer: Peer, now: float) -> None:
+        """The new broker left for good: whatever it did not say that it has is ours."""
+        for departure in list(self.by_move.values()):
+            if departure.target == peer.name:
+                departure.abandoned = True
+                if departure.state == FROZEN:
+                    self._thaw(departure, now)
+                else:
+                    self.fail(departure, f"{peer.name} left", now)
+
+    def next_deadline(self) -> float:
+        deadline = float("inf")
+        for departure in self.by_move.values():
+            deadline = min(deadline, departure.deadline)
+            if departure.state != FROZEN:
+                deadline = min(deadline, departure.ask_again_at)
+        return deadline
+
+
+def _abandon(move: int, reason: str) -> bytes:
+    """The old broker's ABANDON: the new one is not to have the session; what does it have?"""
+    return frame(frames.ABANDON, number(move), number(1), blob(reason.encode("utf-8")))

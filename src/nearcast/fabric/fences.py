@@ -1,0 +1,101 @@
+"""Messages that a client had at its old broker and that reach its new one later, on a slower way: they stop at a fence.
+
+When a session is installed, its old broker says how far it had come with each origin's messages, in both streams (see
+:mod:`nearcast.fabric.channels`). What comes later from an origin and is not beyond that was delivered there. A fence stands
+until the origin's streams have passed it, which the origin is asked to say (PROGRESS).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nearcast.fabric.parts import Peer
+from nearcast.mqtt.publication import Publication
+
+if TYPE_CHECKING:
+    from nearcast.fabric.fabric import Fabric
+
+
+class Reached:
+    """How far somebody has come with an origin's messages: the last sequences of the reliable stream and of the other."""
+
+    def __init__(self, reliable: int, unreliable: int) -> None:
+        self.reliable = reliable
+        self.unreliable = unreliable
+
+    def has(self, publication: Publication) -> int:
+        """How many of these messages, from the first on, are not beyond it."""
+        last = self.unreliable if publication.qos == 0 else self.reliable
+        return min(max(0, last - publication.sequence + 1), publication.count)
+
+
+class Fences:
+    """All fences: by the origin's name, then by the session's number."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self.by_origin: dict[str, dict[int, Reached]] = {}
+
+    def put(self, peer: Peer, session_number: int, reached: Reached) -> None:
+        """Keep from a session what it had elsewhere, unless all of that has passed here, too."""
+        if reached.reliable <= peer.received and reached.unreliable <= peer.received_unreliable:
+            return
+        self.by_origin.setdefault(peer.name, {})[session_number] = reached
+        peer.fenced = True
+        self.ask(peer)
+
+    def ask(self, peer: Peer) -> None:
+        """Have the origin say when the fences are behind it."""
+        self._fabric.channels.ask_progress(peer, 0)
+
+    def of(self, name: str, session_number: int) -> Reached | None:
+        """What a session had of this origin before it came here, if that has not all passed here."""
+        fences = self.by_origin.get(name)
+        return None if fences is None else fences.get(session_number)
+
+    def progressed(self, peer: Peer) -> None:
+        """The peer's streams went on: remove what they have passed."""
+        fences = self.by_origin.get(peer.name)
+        if fences is None:
+            return
+        by_number = self._fabric.engine.sessions.by_number
+        for session_number, reached in list(fences.items()):
+            passed = reached.reliable <= peer.received and reached.unreliable <= peer.received_unreliable
+            if passed or session_number not in by_number:
+                del fences[session_number]
+        if not fences:
+            self.forget(peer)
+
+    def forget(self, peer: Peer) -> None:
+        """The peer has no fences any more."""
+        self.by_origin.pop(peer.name, None)
+        peer.fenced = False
+
+    def bridge(self, peer: Peer, publication: Publication, via: str, now: float) -> None:
+        """Messages of a peer that has fences: hand them on in stretches that the same sessions get."""
+        fences = self.by_origin.get(peer.name)
+        if fences is None:
+            self._fabric.engine.bridge(publication, via, now)
+            return
+        done = 0
+        while done < publication.count:
+            fenced: set[int] = set()
+            until = publication.count
+            for session_number, reached in fences.items():
+                had = reached.has(publication)
+                if had > done:
+                    fenced.add(session_number)
+                    until = min(until, had)
+            for part in stretch(publication, done, until - done):
+                part.fenced = fenced if fenced else None
+                self._fabric.engine.bridge(part, via, now)
+            done = until
+
+
+def stretch(publication: Publication, start: int, count: int) -> list[Publication]:
+    """Some of a publication's messages, whatever their sizes."""
+    if count == publication.count:
+        return [publication]
+    if publication.stride:
+        return [publication.cut(start, count)]
+    return publication.parts(publication.count)[start : start + count]
