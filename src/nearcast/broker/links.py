@@ -7,17 +7,17 @@ fabric's machines.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from nearcast.config import LINK_KINDS, BrokerConfig
 from nearcast.errors import ConfigError
 from nearcast.fabric.fabric import Fabric
+from nearcast.fabric.links import BROKER, Link
 from nearcast.mqtt.access import Peer
 from nearcast.serving.links import LinkSockets, LinkTransport, join_address, split_address
 from nearcast.serving.secrets import read_secret
@@ -39,10 +39,14 @@ class Links:
             raise ConfigError("a broker of a fabric needs its secret: `nearcast secret FILE`", key="fabric.secret_file")
         self._broker = broker
         self._flush_engine = flush_engine
+        self._leaving = False
+        self._left = asyncio.Event()
+        self._known_up: set[Link] = set()
         for address in (*settings.peers, *((settings.controller,) if settings.controller else ())):
             split_address(address)
         now = broker.monotonic()
-        rng = random.Random(secrets.randbits(128))
+        # Nonces must not be guessed from those before.
+        rng = random.SystemRandom()
         self.fabric = Fabric(
             settings,
             config.limits,
@@ -58,11 +62,13 @@ class Links:
 
     def start(self, listeners: list[BoundListener]) -> None:
         """Everything is bound: say where this broker is reached, and begin to look for the others."""
-        address = self._broker.config.fabric.advertise or advertised(listeners)
-        self.fabric.greeting.facts = msgspec.msgpack.encode({"address": address, "site": self._broker.config.fabric.site})
+        settings = self._broker.config.fabric
+        self.fabric.routes.address = settings.advertise or advertised(listeners)
         now = self._broker.monotonic()
-        for peer in self._broker.config.fabric.peers:
+        for peer in settings.peers:
             self.fabric.dial(peer, now)
+        if settings.controller is not None:
+            self.fabric.dial(settings.controller, now)
         self.fabric.tick(now)
         self.flush()
 
@@ -77,9 +83,14 @@ class Links:
 
     def flush(self) -> None:
         """What the broker does after every call into its machines."""
-        self.fabric.settle(self._broker.monotonic())
+        fabric = self.fabric
+        fabric.settle(self._broker.monotonic())
         self._flush_engine()
         self.sockets.dial()
+        for link in fabric.take_news():
+            self._log(link)
+        if self._leaving and self._is_idle():
+            self._left.set()
 
     def tick(self, now: float) -> None:
         """Time passed."""
@@ -87,11 +98,102 @@ class Links:
             self.fabric.tick(now)
             self.flush()
 
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Return once nothing is left that others could take over, and they have all that was published here."""
+        self._leaving = True
+        self.fabric.leave(self._broker.monotonic())
+        self.flush()
+        await self._left.wait()
+
+    def _is_idle(self) -> bool:
+        if not self.fabric.has_left():
+            return False
+        return not any(peer.up and peer.session.queued_messages for peer in self.fabric.peers.values())
+
+    def hurry(self) -> None:
+        """Whoever waits for :meth:`leave` need not any longer."""
+        self._left.set()
+
     def say_goodbye(self, reason: str) -> None:
         """Close every link, each once what was sent on it is out."""
         self.sockets.stop_dialling()
         for link in list(self.fabric.links):
             link.close(reason)
+
+    # --- figures --------------------------------------------------------------------------------------------------------
+
+    def _log(self, link: Link) -> None:
+        peer = link.connection.peer
+        facts = {"node": link.name or None, "role": link.role, "address": link.dialed or peer.address}
+        if link.is_up:
+            self._known_up.add(link)
+            self._broker.events.event(logging.INFO, "link up", **facts)
+        elif link in self._known_up:
+            self._known_up.discard(link)
+            self._broker.events.event(logging.INFO, "link down", **facts, reason=link.close_reason)
+        elif not link.met_itself:
+            self._broker.events.event(logging.WARNING, "link failed", **facts, reason=link.close_reason)
+
+    def gauges(self) -> dict[str, tuple[float, str]]:
+        """Figures for /metrics."""
+        fabric = self.fabric
+        peers = list(fabric.peers.values())
+        up = [link for link in fabric.links if link.is_up]
+        return {
+            "links": (len(up), "Links to other nodes that are up, relayed ones included."),
+            "relayed_links": (sum(link.relayed for link in up), "Links that other brokers relay."),
+            "fabric_brokers": (len(peers), "Other brokers known, up or away."),
+            "fabric_brokers_up": (sum(peer.up for peer in peers), "Other brokers that can be reached."),
+            "fabric_gateways": (sum(link.role == "gateway" for link in up), "Gateways that are connected."),
+        }
+
+    def counters(self) -> dict[str, tuple[float, str]]:
+        """Figures for /metrics."""
+        fabric = self.fabric
+        return {
+            "relayed_bytes": (fabric.routes.relayed_bytes, "Bytes passed on between other brokers."),
+            "link_protocol_errors": (fabric.protocol_errors, "Links ended because the other end was at fault or silent."),
+            "fabric_duplicates": (fabric.channels.duplicates, "Messages of other brokers that came again and were known."),
+        }
+
+    def by_broker(self) -> dict[str, tuple[str, dict[str, float]]]:
+        """Figures for /metrics that each other broker has: by name, what they mean and the value by broker."""
+        peers = self.fabric.peers.values()
+        return {
+            "broker_up": ("Whether a broker can be reached.", {peer.name: float(peer.up) for peer in peers}),
+            "broker_queued_messages": (
+                "QoS 1 and 2 messages that a broker has not confirmed.",
+                {peer.name: float(peer.session.queued_messages) for peer in peers},
+            ),
+            "broker_round_trip_ms": (
+                "Round-trip time of the link to a broker.",
+                {peer.name: peer.link.rtt_ms for peer in peers if peer.link is not None},
+            ),
+        }
+
+    def figures(self) -> dict[str, int]:
+        """Figures for ``$SYS``."""
+        peers = self.fabric.peers.values()
+        return {"fabric/brokers/known": len(peers), "fabric/brokers/connected": sum(peer.up for peer in peers)}
+
+    def health(self) -> dict[str, object]:
+        """What /healthz shows."""
+        brokers: list[dict[str, object]] = []
+        for peer in self.fabric.peers.values():
+            facts: dict[str, object] = {"name": peer.name, "up": peer.up, "queued": peer.session.queued_messages}
+            link = peer.link
+            if link is not None:
+                facts |= {"relayed": link.relayed, "round_trip_ms": round(link.rtt_ms, 3)}
+            brokers.append(facts)
+        others = [link for link in self.fabric.links if link.is_up and link.theirs is not None and link.theirs.role != BROKER]
+        return {
+            "name": self.fabric.name,
+            "address": self.fabric.routes.address,
+            "brokers": brokers,
+            "others": [{"name": link.name, "role": link.role} for link in others],
+        }
 
 
 def broker_name(config: BrokerConfig) -> str:

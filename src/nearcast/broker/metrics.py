@@ -48,7 +48,8 @@ _DROPPED = ("slow_consumer", "queue_full", "expired", "too_large", "not_authoriz
 
 
 class BrokerCollector(Collector):
-    """Reads one broker's counters. ``gauges`` and ``counters`` give what the driver itself knows, by name."""
+    """Reads one broker's counters. ``gauges`` and ``counters`` give what the driver itself knows, by name;
+    ``by_broker`` what it knows of other brokers of the fabric."""
 
     def __init__(
         self,
@@ -56,11 +57,13 @@ class BrokerCollector(Collector):
         rates: Rates,
         gauges: Callable[[], dict[str, tuple[float, str]]],
         counters: Callable[[], dict[str, tuple[float, str]]] = dict,
+        by_broker: Callable[[], dict[str, tuple[str, dict[str, float]]]] = dict,
     ) -> None:
         self._stats = stats
         self._rates = rates
         self._gauges = gauges
         self._counters = counters
+        self._by_broker = by_broker
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
@@ -87,6 +90,11 @@ class BrokerCollector(Collector):
             yield GaugeMetricFamily(f"nearcast_{name}", help_text, value=value)
         for name, (value, help_text) in self._counters().items():
             yield CounterMetricFamily(f"nearcast_{name}", help_text, value=value)
+        for name, (help_text, values) in self._by_broker().items():
+            labelled = GaugeMetricFamily(f"nearcast_{name}", help_text, labels=["broker"])
+            for broker, value in values.items():
+                labelled.add_metric([broker], value)
+            yield labelled
         yield from self._busiest()
 
     def _busiest(self) -> Iterator[Metric]:

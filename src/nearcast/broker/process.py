@@ -108,7 +108,7 @@ class Broker:
         self._rate_sampler: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
-        self._sys_topics = SysTopics(self.engine.stats, lambda: self.engine.tree.count, self._publish_sys, self.topics.figures)
+        self._sys_topics = SysTopics(self.engine.stats, lambda: self.engine.tree.count, self._publish_sys, self._sys_figures)
         self._sys_updated_at = 0.0
         self._started_at = self.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -174,8 +174,6 @@ class Broker:
             return
         self._stopping = True
         logs.event(logging.INFO, "stopping", clients=self.engine.stats.connected_clients)
-        if self._timer is not None:
-            self._timer.cancel()
         await self._close_listeners()
         now = self.monotonic()
         self.bulk.disconnect_all("the broker is stopping")
@@ -183,17 +181,22 @@ class Broker:
             if handle.connection is not None:
                 self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
         self.flush()
-        if self.links is not None:
-            self.links.say_goodbye("the broker is stopping")
-            self.flush()
         # With a journal that failed, what is held back must not leave, so there is nothing to wait for.
         patience = self.config.shutdown_timeout_seconds if self._outbox.failed is None else 0.0
         try:
             async with asyncio.timeout(patience):
                 await self._outbox.drain()
-                await self._emptied()
+                await self._clients_gone()
+                if self.links is not None:
+                    # After the clients: their sessions can only go elsewhere once they are away.
+                    await self.links.leave()
+                    self.links.say_goodbye("the broker is stopping")
+                    self.flush()
+                    await self._emptied()
         except TimeoutError:
             logs.event(logging.WARNING, "clients did not take their last bytes in time", clients=len(self.handles))
+        if self._timer is not None:
+            self._timer.cancel()
         self.bulk.abort_all()
         for handle in list(self.handles):
             handle.abort()
@@ -238,13 +241,18 @@ class Broker:
             self.bulk.abort_all()
             for handle in list(self.handles):
                 handle.abort()
+            if self.links is not None:
+                self.links.hurry()
         self._stop_asked.set()
 
-    async def _emptied(self) -> None:
+    async def _clients_gone(self) -> None:
         while self.handles:
             self._empty.clear()
             await self._empty.wait()
         await self.bulk.emptied()
+
+    async def _emptied(self) -> None:
+        await self._clients_gone()
         if self.links is not None:
             await self.links.sockets.emptied()
 
@@ -473,7 +481,8 @@ class Broker:
         from nearcast.serving.http import HttpServer
 
         listening = bind_tcp(host, port, 64, key="observability.http_port")
-        collector = BrokerCollector(self.engine.stats, self.rates, self._gauges, self.topics.counters)
+        by_broker = dict if self.links is None else self.links.by_broker
+        collector = BrokerCollector(self.engine.stats, self.rates, self._gauges, self._counters, by_broker)
         self._http = HttpServer(ObservabilityApp(Metrics(collector), self.rates, self.health), listening)
         self._http.start()
         sampling = self.rates.run(self.engine.topic_counts, self.handles, self.monotonic)
@@ -499,7 +508,14 @@ class Broker:
             "password_checks_pending": (self._authenticator.pending, "Password checks waiting or running."),
             **self.topics.gauges(),
             **self.bulk.gauges(),
+            **({} if self.links is None else self.links.gauges()),
         }
+
+    def _counters(self) -> dict[str, tuple[float, str]]:
+        return {**self.topics.counters(), **({} if self.links is None else self.links.counters())}
+
+    def _sys_figures(self) -> dict[str, int]:
+        return {**self.topics.figures(), **({} if self.links is None else self.links.figures())}
 
     def health(self) -> dict[str, object]:
         """What /healthz shows."""
@@ -517,6 +533,7 @@ class Broker:
                 "error": None if failed is None else str(failed),
             },
             "topics": self.topics.health(),
+            "fabric": None if self.links is None else self.links.health(),
         }
 
 
