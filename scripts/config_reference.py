@@ -47,6 +47,7 @@ This page is made from `src/nearcast/config.py` and `fabricconfig.py` by `script
         "TopicLogSettings": "`[topic_log]`",
         "Observability": "`[observability]`",
         "Fabric": "`[fabric]`",
+        "TopicClass": "`[[fabric.classes]]`",
     },
     parts={},
 )

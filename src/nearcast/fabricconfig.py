@@ -5,6 +5,8 @@ Part of :mod:`nearcast.config`, which includes it in a broker's configuration; w
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -12,6 +14,17 @@ def _require(condition: bool, field: str, message: str) -> None:
     """Refuse a value, as in :mod:`nearcast.config`."""
     if not condition:
         raise ValueError(f"`{field}` {message}")
+
+
+class TopicClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What becomes of topics in the fabric. The first rule whose filter matches a topic decides; a topic that none matches is
+    ``bridged``."""
+
+    topic: str
+    """A topic name, or a filter with ``+`` and ``#``."""
+
+    topic_class: Literal["bridged", "local"]
+    """"bridged": messages go to every broker with a subscriber. "local": messages stay at the broker that received them."""
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +62,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     key_file: str | None = None
     """PEM file with that certificate's private key."""
 
+    classes: tuple[TopicClass, ...] = ()
+    """Classes of topics, until a controller says otherwise."""
+
     max_queued_messages: int = 100_000
     """QoS 1 and 2 messages kept in memory for one other broker until it has them. With a data directory, further ones wait on
     disk; without one they are dropped and counted. Too low loses messages of a short outage; too high costs memory."""
@@ -84,7 +100,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     subscribe_timeout_seconds: float = 2.0
     """How long a client's SUBACK waits at most for other brokers to know of the subscription, so that nothing published there
-    afterwards is missed. Too low lets slow brokers send too late; too high makes clients wait for a dead one. 0: not at all."""
+    afterwards is missed. Too low misses messages of slow brokers; too high waits long for dead ones. 0: not at all."""
 
     move_timeout_seconds: float = 10.0
     """How long preparing to move a client may take before it is given up; the client stays where it is."""

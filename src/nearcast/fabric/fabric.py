@@ -21,6 +21,7 @@ from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import links
 from nearcast.fabric.channels import PEER_PREFIX, Channels, PeerSession
+from nearcast.fabric.classes import TopicClasses
 from nearcast.fabric.handover import Handover
 from nearcast.fabric.interest import Interest
 from nearcast.fabric.linking import Dialing, Linking
@@ -87,6 +88,7 @@ class Fabric(Linking):
         self._parts: list[Part] = []
         self._handlers: dict[int, Part] = {}
         self.last_stamp = 0
+        self.classes = TopicClasses(engine.router, [(rule.topic, rule.topic_class) for rule in settings.classes])
         self.channels = Channels(self)
         self.interest = Interest(self)
         self.sharing = Sharing(self)

@@ -143,6 +143,8 @@ class Replication(Part):
         if not self._me:
             self._fabric.begin(now)
         topic = publication.topic
+        if publication.origin == 0 and not self._fabric.classes.crosses(topic):
+            return True
         if publication.origin == 0:
             self._last = self._fabric.stamp(now)
             publication.stamp = self._last

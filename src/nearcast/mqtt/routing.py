@@ -40,6 +40,13 @@ class Sharing(Protocol):
         """One of the brokers' memberships: of those with members that are ``connected``, or of all."""
 
 
+class Classes(Protocol):
+    """What becomes of topics in the fabric (:mod:`nearcast.fabric.classes`)."""
+
+    def crosses(self, topic: bytes) -> bool:
+        """Whether messages of a topic go to other brokers at all."""
+
+
 class Target:
     """One session's share in a topic: its overlapping subscriptions as one, at the highest QoS [MQTT-3.3.4-2]."""
 
@@ -96,6 +103,15 @@ def encode_identifier(identifier: int) -> bytes:
     return _SUBSCRIPTION_IDENTIFIER + encode_varint(identifier) if identifier else b""
 
 
+def _without_peers(group: SharedGroup) -> SharedGroup:
+    """A shared subscription's members at this broker."""
+    ours = SharedGroup(group.name, group.inner_filter)
+    for client_id, member in group.members.items():
+        if not member.session.is_peer:
+            ours.members[client_id] = member
+    return ours
+
+
 class Router:
     """Routes publications over one subscription tree. ``next_sequence`` numbers messages: their identity at this origin."""
 
@@ -104,6 +120,7 @@ class Router:
         self.tree = tree
         self.keeper: Keeper | None = None
         self.sharing: Sharing | None = None
+        self.classes: Classes | None = None
         self.next_sequence = 1
         self._routes: dict[bytes, Route] = {}
 
@@ -146,6 +163,9 @@ class Router:
         route.targets = [target for target in merged.values() if not target.session.is_peer]
         route.peers = [target for target in merged.values() if target.session.is_peer]
         route.groups = match.groups
+        if self.classes is not None and not self.classes.crosses(route.topic):
+            route.peers = NO_TARGETS
+            route.groups = [group for group in map(_without_peers, match.groups) if group.members]
         # The broker's own figures are of no use later on.
         keeper = None if route.topic[:5] == b"$SYS/" else self.keeper
         route.kept = None if keeper is None else keeper.keeping(route.topic)
