@@ -5,8 +5,8 @@ told of all the others, or of those that ``links`` says. What must hold is in :m
 Settings, beside those of ``mqtt``:
 
 ``links``
-    Pairs of brokers that can link to each other, by name. The first of a pair dials the second. Others have to be reached
-    through those in between. (All with all.)
+    Pairs of brokers that can link to each other, by name: the first of a pair can dial the second, and is told of it. Others
+    have to be reached through those in between. (All with all.)
 ``fabric``
     Settings of the links, as in a broker's configuration.
 """
@@ -105,6 +105,8 @@ class Fabric(Mqtt):
             node,
         )
         node.ports[broker.link_port] = made
+        if settings.links is not None:
+            made.links.reachable = set(self._dials[broker.name])
 
         def arrived(stream: Stream, data: bytes) -> None:
             if self.tables is not None:

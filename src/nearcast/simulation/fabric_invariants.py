@@ -453,7 +453,7 @@ class FabricTables(Invariant):
                 f"{broker.name} believes that {other.name} wants {sorted(known)}, and it wants {sorted(wanted)}",
                 [broker.host, other.host],
             )
-        if peer.session.queued_messages:
+        if peer.session.queued_messages and peer.has_room():  # else the network is too slow for the workload
             raise InvariantViolated(
                 f"{broker.name} still has {peer.session.queued_messages} messages for {other.name}, and nothing is cut",
                 [broker.host, other.host],

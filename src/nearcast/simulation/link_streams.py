@@ -72,6 +72,8 @@ class LinkStreams:
         self.closed: list[LinkEnd] = []
         self.lost_links = 0
         self.watcher: Callable[[Stream, bytes], None] | None = None
+        self.reachable: set[str] | None = None
+        """Addresses that can be dialled; None: all."""
         self._dialing: dict[Stream, tuple[str, float]] = {}
 
     def accepted(self, stream: Stream) -> None:
@@ -143,7 +145,7 @@ class LinkStreams:
         for address in self._machine.take_dials():
             name, _, port = address.rpartition(":")
             world = self._host.world
-            if not world.has_host(name):
+            if not world.has_host(name) or (self.reachable is not None and address not in self.reachable):
                 self._machine.dial_failed(address, self._host.now)
                 continue
             stream = self._host.connect(world.host(name).index, int(port))
