@@ -8,6 +8,7 @@ test could have talked to is shown with the failure (``conftest.py``).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import pytest
@@ -51,6 +53,8 @@ class NearcastBroker(RunningBroker):
         command += ["--port", str(tcp_port), "--http-port", str(http_port)]
         if any(listener["kind"] == "bulk" for listener in self.ready.get("listeners", ())):
             command += ["--bulk-port", str(self.port("bulk"))]
+        if any(listener["kind"] == "link" for listener in self.ready.get("listeners", ())):
+            command += ["--link-port", str(self.port("link"))]
         with self.log_path.open("ab") as log:
             # A process group of its own: whatever the broker may start ends with it.
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -102,6 +106,21 @@ class NearcastBroker(RunningBroker):
     @property
     def url(self) -> str:
         return f"mqtt://127.0.0.1:{self.port()}"
+
+    @property
+    def link_address(self) -> str:
+        """Where other nodes of the fabric connect; a broker with a secret has one."""
+        return f"127.0.0.1:{self.port('link')}"
+
+    def health(self) -> dict[str, Any]:
+        """What /healthz says now."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ready['http_port']}/healthz", timeout=20) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def sees(self, *names: str) -> bool:
+        """Whether exactly these other brokers are up, as this one sees it."""
+        return sorted(names) == sorted(broker["name"] for broker in self.health()["fabric"]["brokers"] if broker["up"])
 
     @property
     def bulk_url(self) -> str:
