@@ -7,15 +7,19 @@ fabric's machines.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nearcast.broker.registering import Registering
+from nearcast.broker.spool_files import SpoolFiles
 from nearcast.config import LINK_KINDS, BrokerConfig
-from nearcast.errors import ConfigError
+from nearcast.errors import ConfigError, StorageUnavailable
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.links import BROKER, Link
 from nearcast.mqtt.access import Peer
@@ -41,24 +45,59 @@ class Links:
         self._flush_engine = flush_engine
         self._leaving = False
         self._left = asyncio.Event()
+        self._spool: SpoolFiles | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._known_up: set[Link] = set()
         for address in (*settings.peers, *((settings.controller,) if settings.controller else ())):
             split_address(address)
         now = broker.monotonic()
         # Nonces must not be guessed from those before.
         rng = random.SystemRandom()
+        secret = read_secret(settings.secret_file)
         self.fabric = Fabric(
             settings,
             config.limits,
             broker.engine,
             broker_name(config),
             rng.getrandbits(60),
-            read_secret(settings.secret_file),
+            secret,
             b"",
             rng,
             now,
         )
         self.sockets = LinkSockets(self.fabric, settings, broker.monotonic, self.flush)
+        self.registering = Registering(broker, self.fabric, secret, self.flush) if settings.controller else None
+
+    def open(self) -> None:
+        """The journal was read: go on with what it has for other brokers, and where too much of that is to go."""
+        persistence = self._broker.config.persistence
+        self._loop = asyncio.get_running_loop()
+        self.fabric.begin(self._broker.monotonic())
+        if persistence.directory is not None:
+            directory = Path(persistence.directory) / "spool"
+            self._spool = SpoolFiles(directory, self._spilled_later, fsync=persistence.sync == "fsync")
+            self.fabric.channels.use_spool(self._spool)
+
+    def close(self) -> None:
+        """What is being written to the spool is to be whole before the journal is closed; the next start does not need it."""
+        spool, self._spool = self._spool, None
+        if spool is not None:
+            spool.close()
+
+    def _spilled_later(self, session_number: int, file_number: int, failed: StorageUnavailable | None) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has stopped
+            loop.call_soon_threadsafe(self._spilled, session_number, file_number, failed)
+
+    def _spilled(self, session_number: int, file_number: int, failed: StorageUnavailable | None) -> None:
+        if self._spool is None:
+            return
+        if failed is not None:
+            logs.event(logging.ERROR, "messages for another broker cannot be put on disk", path=failed.path, reason=str(failed))
+        self.fabric.channels.spilled(session_number, file_number, failed is not None)
+        self.flush()
 
     def start(self, listeners: list[BoundListener]) -> None:
         """Everything is bound: say where this broker is reached, and begin to look for the others."""
@@ -67,7 +106,8 @@ class Links:
         now = self._broker.monotonic()
         for peer in settings.peers:
             self.fabric.dial(peer, now)
-        if settings.controller is not None:
+        if settings.controller is not None and self.registering is not None:
+            self.registering.start(listeners)
             self.fabric.dial(settings.controller, now)
         self.fabric.tick(now)
         self.flush()
@@ -87,6 +127,8 @@ class Links:
         fabric.settle(self._broker.monotonic())
         self._flush_engine()
         self.sockets.dial()
+        if self.registering is not None:
+            self.registering.send()
         for link in fabric.take_news():
             self._log(link)
         if self._leaving and self._is_idle():
@@ -121,6 +163,18 @@ class Links:
         self.sockets.stop_dialling()
         for link in list(self.fabric.links):
             link.close(reason)
+
+    def cut(self) -> None:
+        """End everything at once; the machines hear nothing."""
+        self.sockets.cut_all()
+        if self.registering is not None:
+            self.registering.close()
+
+    def abort(self) -> None:
+        """End everything at once."""
+        self.sockets.abort_all()
+        if self.registering is not None:
+            self.registering.close()
 
     # --- figures --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +246,7 @@ class Links:
             "name": self.fabric.name,
             "address": self.fabric.routes.address,
             "brokers": brokers,
+            "controller": None if self.registering is None else self.registering.health(),
             "others": [{"name": link.name, "role": link.role} for link in others],
         }
 

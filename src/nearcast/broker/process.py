@@ -35,6 +35,7 @@ from nearcast.broker.transports import ClientTransport, peer_name
 from nearcast.clock import Clock, SystemClock
 from nearcast.config import LINK_KINDS, SECURE_KINDS, BrokerConfig, Security
 from nearcast.errors import NearcastError, StorageUnavailable
+from nearcast.fabric.channels import forget_peers
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer, Verdict
 from nearcast.mqtt.connection import CONNECTED, Connection
@@ -161,7 +162,7 @@ class Broker:
         for handle in list(self.handles):
             handle.cut()
         if self.links is not None:
-            self.links.sockets.cut_all()
+            self.links.cut()
         await self._emptied()
         await self.bulk.close()
         await self._stop_http()
@@ -201,7 +202,7 @@ class Broker:
         for handle in list(self.handles):
             handle.abort()
         if self.links is not None:
-            self.links.sockets.abort_all()
+            self.links.abort()
         await self._emptied()
         await self._stop_http()
         self._authenticator.close()
@@ -386,10 +387,16 @@ class Broker:
         """Recover what the data directory holds, before any client can come in."""
         self._journal = open_journal(self.config.persistence, self.engine, self.topics, self.monotonic())
         self._outbox.use(self._journal, self.topics.keeper)
+        if self.links is not None:
+            self.links.open()
+        else:
+            forget_peers(self.engine, self.monotonic())
 
     def _close_journal(self) -> None:
         journal, self._journal = self._journal, None
         self._outbox.use(None)
+        if self.links is not None:
+            self.links.close()
         self.topics.close()
         if journal is not None:
             journal.close()
@@ -412,7 +419,7 @@ class Broker:
         for handle in list(self.handles):
             handle.cut()
         if self.links is not None:
-            self.links.sockets.cut_all()
+            self.links.cut()
         self._stop_asked.set()
 
     def _warn_of_closed_doors(self) -> None:

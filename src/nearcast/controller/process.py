@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import signal
 import socket
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Greeting
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.monitoring import Monitor
-from nearcast.membership.packets import monitoring_key
 from nearcast.mqtt.access import Peer
 from nearcast.serving import logs
 from nearcast.serving.admission import bounded_connections, is_loopback
@@ -69,7 +67,8 @@ class ControllerProcess:
         self.handshakes = 0
         secret = read_secret(config.secret_file)
         self.tokens: Tokens = read_tokens(config.token_file, secret)
-        rng = rng if rng is not None else random.Random(secrets.randbits(128))
+        # Nonces and ids of probes must not be guessed from those before.
+        rng = rng if rng is not None else random.SystemRandom()
         now = self.monotonic()
         self.epoch = rng.getrandbits(60)
         self.name = config.name or f"controller@{socket.gethostname()}"
@@ -77,7 +76,7 @@ class ControllerProcess:
             probe_interval_seconds=config.probe_interval_seconds, fail_after_seconds=config.fail_after_seconds
         )
         self.hub = Hub(Greeting(links.CONTROLLER, self.name, self.epoch), secret, settings, Limits(), rng)
-        monitor = Monitor(self.name, monitoring_key(secret), rng, config.monitoring(), standing=False)
+        monitor = Monitor(self.name, secret, rng, config.monitoring(), standing=False)
         wall_offset = self._clock.wall() - now
         self.controller = Controller(config.control(), monitor, self.epoch, wall_offset, rng, now)
         self.hub.users[links.BROKER] = self.controller

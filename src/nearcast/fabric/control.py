@@ -9,7 +9,7 @@ record behind the kind byte::
     node ◄─ASSIGN {Assignment}───── controller      gateways: which broker to use, whom to move
     node ◄─DRAIN {Drain}─────────── controller      brokers: you are being emptied, or no longer
     node ─REPORT {Report}─────────► controller      figures, measurements, clients, how moves went
-    node ─DEREGISTER {Leaving}────► controller      I stop, perhaps for good
+    node ─DEREGISTER {Leaving}────► controller      I am going to stop, perhaps for good
 
 Everything here is soft: the controller keeps nothing on disk, and a node that loses it goes on with what it knows. So a list
 of members never takes one away; only a broker that said itself that it leaves is named in ``Members.gone`` with ``left``.
@@ -129,7 +129,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Leaving(msgspec.Struct, frozen=True):
-    """A node stops. ``for_good``: nothing need be kept for it; one that keeps its sessions on disk comes back for them."""
+    """A node is going to stop: it gets no more clients, and when its link ends it has left. ``for_good``: nothing need be
+    kept for it then; one that has its sessions on disk comes back for them."""
 
     for_good: bool = True
 

@@ -139,7 +139,7 @@ class Controller(LinkUser):
         if kind == frames.REPORT:
             self._report(entry, unpack(content, Report), now)
         elif kind == frames.DEREGISTER:
-            self._depart(entry, "left", now, for_good=unpack(content, Leaving).for_good)
+            self._leave(entry, unpack(content, Leaving), now)
         else:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not a node's to send")
 
@@ -147,7 +147,9 @@ class Controller(LinkUser):
         entry = self._entry_of(link)
         if entry is not None:
             entry.link = None
-            if entry.usable:
+            if entry.leaving:
+                self._depart(entry, "left", now)
+            elif entry.usable:
                 self.detector.link_lost(entry.name, now)
 
     def _entry_of(self, link: Link) -> Entry | None:
@@ -190,7 +192,17 @@ class Controller(LinkUser):
         if entry.draining:
             link.send(pack(frames.DRAIN, Drain(True)))
 
-    def _depart(self, entry: Entry, state: NodeState, now: float, *, for_good: bool = False) -> None:
+    def _leave(self, entry: Entry, leaving: Leaving, now: float) -> None:
+        """A node is going to stop. A broker says so to its gateways as well, and they move their clients by themselves; here
+        they are only told where to."""
+        entry.leaving = True
+        entry.for_good = leaving.for_good
+        entry.changed_at = now
+        if entry.is_broker:
+            self._tell_others(entry, Members(members=(entry.member(),)))
+            self._run(now)
+
+    def _depart(self, entry: Entry, state: NodeState, now: float) -> None:
         """A node left by its own word, or was found dead."""
         if not entry.usable:
             return
@@ -201,7 +213,7 @@ class Controller(LinkUser):
         wall = self.wall(now)
         if entry.is_broker:
             self.moves.give_up_target(entry.name, wall)
-            self._tell_others(entry, Members(gone=(Departure(entry.name, left=for_good),)))
+            self._tell_others(entry, Members(gone=(Departure(entry.name, left=entry.for_good),)))
             self._run(now)
         else:
             self.moves.give_up(entry.name, wall, f"{entry.name} is gone")
@@ -244,7 +256,7 @@ class Controller(LinkUser):
         """The network as it is known now, moves that are pending taken as done."""
         brokers = {
             entry.name: BrokerState(
-                entry.name, max(0, entry.report.connections - entry.report.gateway_connections), entry.draining
+                entry.name, max(0, entry.report.connections - entry.report.gateway_connections), entry.shunned
             )
             for entry in self.brokers()
         }
@@ -270,7 +282,12 @@ class Controller(LinkUser):
         self.reconfigurations += 1
         self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
         network = self.snapshot(now)
+        homes: dict[str, str] = {}
         for migration in reconfigure(network, self.settings.policy):
+            origin = self.entries.get(migration.origin)
+            if migration.reason == "draining" and origin is not None and origin.leaving:
+                homes[migration.gateway] = migration.target
+                continue
             self.moves.add(
                 Move(
                     number=0,
@@ -286,9 +303,10 @@ class Controller(LinkUser):
         for gateway in network.gateways:
             entry = self.entries[gateway.name]
             ranked = ranking(gateway, network.brokers, self.settings.policy.groups_ms)
-            if ranked != entry.ranking and entry.link is not None:
+            home = homes.get(entry.name, entry.home)
+            if (ranked != entry.ranking or home != entry.home) and entry.link is not None:
                 entry.ranking = ranked
-                entry.link.send(pack(frames.ASSIGN, Assignment(home=entry.home, ranking=ranked)))
+                entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=ranked)))
         self._order_due(now)
 
     def _order_due(self, now: float) -> None:
@@ -323,6 +341,8 @@ class Controller(LinkUser):
             raise Refused(f"{name} is a gateway; clients are moved to brokers")
         if not entry.usable:
             raise Refused(f"broker {name} is {entry.state}")
+        if entry.leaving:
+            raise Refused(f"broker {name} is stopping")
         if entry.draining:
             raise Refused(f"broker {name} is being drained; `nearcast drain {name} --stop` ends that")
         return entry
@@ -372,7 +392,7 @@ class Controller(LinkUser):
         entry = self.entry(name)
         if not entry.is_broker:
             raise Refused(f"{name} is a gateway; brokers are drained")
-        others = [other for other in self.brokers() if other is not entry and not other.draining]
+        others = [other for other in self.brokers() if other is not entry and not other.shunned]
         if draining and not others and any(gateway.home == name for gateway in self.gateways()):
             raise Refused(f"there is no other broker that the clients of {name} could go to")
         if draining and clients_per_second is not None:
@@ -465,7 +485,7 @@ class Controller(LinkUser):
             for name in [
                 entry.name
                 for entry in self.entries.values()
-                if not entry.usable and entry.link is None and now - entry.changed_at > self.settings.forget_s
+                if not entry.usable and now - entry.changed_at > self.settings.forget_s
             ]:
                 del self.entries[name]
 

@@ -19,13 +19,15 @@ STALE_AFTER_S: Final = 90.0
 
 
 def reachable(address: str, seen_host: str) -> str:
-    """An address that others can use: where its host stands for every interface, the one the node is seen to come from."""
-    if not address:
-        return ""
-    host, _, port = address.rpartition(":")
-    if host not in ANY_HOST:
+    """An address (``host:port``, or a URL) that others can use: where its host stands for every interface, the one the node
+    is seen to come from."""
+    scheme, separator, rest = address.rpartition("://")
+    place, slash, path = rest.partition("/")
+    host, colon, port = place.rpartition(":")
+    if not colon or host not in ANY_HOST:
         return address
-    return f"[{seen_host}]:{port}" if ":" in seen_host else f"{seen_host}:{port}"
+    known = f"[{seen_host}]" if ":" in seen_host else seen_host
+    return f"{scheme}{separator}{known}:{port}{slash}{path}"
 
 
 class Measured(msgspec.Struct):
@@ -51,6 +53,8 @@ class Entry:
         self.held_until = 0.0
         """Until when the automatic reconfiguration leaves this gateway where somebody put it by hand."""
         self.draining = False
+        self.leaving = False
+        self.for_good = False
         self.clients: dict[str, ClientFacts] = {}
         self.measured: dict[str, Measured] = {}
         self.links: dict[str, LinkFacts] = {}
@@ -63,6 +67,11 @@ class Entry:
     @property
     def is_broker(self) -> bool:
         return self.node.role == "broker"
+
+    @property
+    def shunned(self) -> bool:
+        """Whether no client should be sent there."""
+        return self.draining or self.leaving
 
     @property
     def usable(self) -> bool:
@@ -79,7 +88,7 @@ class Entry:
             mqtt=node.mqtt,
             site=node.site,
             epoch=node.epoch,
-            draining=self.draining,
+            draining=self.shunned,
         )
 
     def latency_ms(self, now: float) -> dict[str, float]:

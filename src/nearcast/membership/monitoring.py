@@ -133,7 +133,7 @@ class _Path:
 class Monitor:
     """See the module. ``standing``: whether known nodes are measured all the time, or only when somebody asks."""
 
-    def __init__(self, name: str, key: bytes, rng: random.Random, settings: MonitorSettings, *, standing: bool) -> None:
+    def __init__(self, name: str, secret: bytes, rng: random.Random, settings: MonitorSettings, *, standing: bool) -> None:
         self.settings = settings
         self.standing = standing
         self.controller_epoch = -1
@@ -144,7 +144,7 @@ class Monitor:
         self.bytes_received = 0
         self.ignored = 0
         self._hash = packets.name_hash(name)
-        self._key = key
+        self._key = packets.monitoring_key(secret)
         self._rng = rng
         self._paths: dict[str, _Path] = {}
         self._by_hash: dict[bytes, str] = {}
@@ -426,10 +426,12 @@ class Monitor:
 
 
 def _quality(run: _Run) -> Quality:
-    """The paper's figure, the mean, and its future work: the mean deviation from it, and the share lost."""
-    rtts_ms = run.rtts_ms
+    """The median, where the paper takes the mean: one ping that waited for a busy machine says nothing of the path. And the
+    paper's future work: the mean deviation from it, and the share lost."""
+    rtts_ms = sorted(run.rtts_ms)
     if not rtts_ms:
         return Quality(0.0, 0.0, 1.0)
-    mean_ms = sum(rtts_ms) / len(rtts_ms)
-    jitter_ms = sum(abs(rtt_ms - mean_ms) for rtt_ms in rtts_ms) / len(rtts_ms)
-    return Quality(mean_ms, jitter_ms, 1.0 - len(rtts_ms) / len(run.sent))
+    middle = len(rtts_ms) // 2
+    median_ms = rtts_ms[middle] if len(rtts_ms) % 2 else (rtts_ms[middle - 1] + rtts_ms[middle]) / 2
+    jitter_ms = sum(abs(rtt_ms - median_ms) for rtt_ms in rtts_ms) / len(rtts_ms)
+    return Quality(median_ms, jitter_ms, 1.0 - len(rtts_ms) / len(run.sent))

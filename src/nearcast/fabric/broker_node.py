@@ -1,0 +1,122 @@
+"""A broker in the eyes of the controller: what it registers with and reports, and what it makes of the controller's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from nearcast.fabric.control import (
+    MAX_CLIENTS_PER_REPORT,
+    ClassRules,
+    ClientFacts,
+    Departure,
+    LinkFacts,
+    Member,
+    Node,
+    Registrant,
+    Report,
+)
+from nearcast.fabric.fabric import Fabric
+from nearcast.fabric.trunks import Channel
+
+MAX_SESSIONS_LISTED: Final = 20_000
+"""A broker with more sessions reports how many clients it has, not which: looking at all of them would hold up messages."""
+
+
+class BrokerNode(Registrant):
+    """See the module. ``describe`` says what to register with; ``durable``, whether sessions wait for the broker to return."""
+
+    def __init__(self, fabric: Fabric, describe: Callable[[], Node], *, durable: bool) -> None:
+        self._fabric = fabric
+        self._describe = describe
+        self._durable = durable
+        self._addresses: dict[str, str] = {}
+        self._reported: dict[str, ClientFacts] = {}
+        self._whole = True
+        self.is_draining = False
+        self.on_classes: Callable[[ClassRules, float], None] | None = None
+
+    def node(self) -> Node:
+        return self._describe()
+
+    def leaves_for_good(self) -> bool:
+        return not self._durable
+
+    def registered(self, controller: str, now: float) -> None:
+        self._reported.clear()
+        self._whole = True
+
+    def members(self, changed: tuple[Member, ...], gone: tuple[Departure, ...], now: float) -> None:
+        fabric = self._fabric
+        for member in changed:
+            before = self._addresses.get(member.name)
+            if before != member.link:
+                if before:
+                    fabric.forget_address(before)
+                self._addresses[member.name] = member.link
+                fabric.dial(member.link, now, member.name)
+        for departure in gone:
+            if not departure.left:
+                continue  # it may come back for what is kept for it, and its link says whether it is there
+            fabric.forget_address(self._addresses.pop(departure.name, ""))
+            peer = fabric.peers.get(departure.name)
+            if peer is not None:
+                fabric.forget(peer, now)
+
+    def classes(self, rules: ClassRules, now: float) -> None:
+        if self.on_classes is not None:
+            self.on_classes(rules, now)
+
+    def draining(self, draining: bool, now: float) -> None:
+        self.is_draining = draining
+
+    def report(self, now: float) -> Report:
+        fabric = self._fabric
+        stats = fabric.engine.stats
+        report = Report(
+            connections=stats.connected_clients,
+            gateway_connections=fabric.trunks.clients(),
+            sessions=stats.sessions,
+            figures={
+                "messages_received": float(sum(stats.publishes_received)),
+                "messages_sent": float(sum(stats.publishes_sent)),
+                "bytes_received": float(stats.bytes_received),
+                "bytes_sent": float(stats.bytes_sent),
+            },
+            links=[
+                LinkFacts(
+                    peer.name,
+                    peer.link.rtt_ms,
+                    peer.link.rtt_deviation_ms,
+                    peer.session.queued_messages,
+                    2 if peer.link.relayed else 1,
+                )
+                for peer in fabric.peers.values()
+                if peer.link is not None and peer.up
+            ],
+        )
+        self._report_clients(report)
+        return report
+
+    def _report_clients(self, report: Report) -> None:
+        """Clients that came without a gateway, as changes; those of gateways are the gateways' to report."""
+        engine = self._fabric.engine
+        wall_offset = engine.effects.wall_offset
+        present: dict[str, ClientFacts] = {}
+        if len(engine.sessions.by_client) <= MAX_SESSIONS_LISTED:
+            for client, session in engine.sessions.by_client.items():
+                connection = session.connection
+                if connection is not None and connection.version and not isinstance(connection.handle, Channel):
+                    known = self._reported.get(client)
+                    since = round(connection.opened_at + wall_offset, 3)
+                    if known is None or known.since != since:
+                        known = ClientFacts(client, "", since, connection.username)
+                    present[client] = known
+        for client, facts in present.items():
+            if self._reported.get(client) is not facts and len(report.clients) < MAX_CLIENTS_PER_REPORT:
+                self._reported[client] = facts
+                report.clients.append(facts)
+        report.clients_gone = [client for client in self._reported if client not in present]
+        for client in report.clients_gone:
+            del self._reported[client]
+        report.clients_whole, self._whole = self._whole, False
