@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from nearcast.config import EngineSettings, Limits
 from nearcast.errors import LocalProtocolError, RemoteProtocolError
@@ -31,6 +31,14 @@ Drop = Callable[[Connection, int, float, "Properties | None"], None]
 _HEX: Final = "0123456789abcdef"
 
 
+class Claims(Protocol):
+    """Who knows whether a client's session is somewhere else."""
+
+    def claim(self, connection: Connection, verdict: Verdict, clean_start: bool, now: float) -> bool:
+        """A client is let in. True when something has to be done elsewhere first: the same verdict, or another one, is then
+        given again (``Engine.authenticated``)."""
+
+
 class Handshake:
     """Lets clients in. ``drop`` is the engine's way of closing another connection (takeover)."""
 
@@ -54,6 +62,7 @@ class Handshake:
         self.authorizer = authorizer
         self._rng = rng
         self._drop = drop
+        self.claims: Claims | None = None
         self.apply(settings.limits)
 
     def apply(self, limits: Limits) -> None:
@@ -172,13 +181,17 @@ class Handshake:
         packet = connection.pending_connect
         if packet is None:
             raise LocalProtocolError("a verdict came for a connection that sent no CONNECT")
-        connection.pending_connect = None
         connection.username = verdict.username
         client_id = connection.client_id
         will = packet.will
         if will is not None and not self._may_publish_will(connection, will):
             self._refuse(connection, reasons.NOT_AUTHORIZED, "not allowed to publish the will", None, now)
             return
+        claims = self.claims
+        if claims is not None and claims.claim(connection, verdict, packet.clean_start, now):
+            connection.pending_verdict = True
+            return
+        connection.pending_connect = None
         sessions = self._sessions
         session = sessions.by_client.get(client_id)
         if session is not None and (0.0 < session.expires_at <= now or 0.0 < session.will_due_at <= now):

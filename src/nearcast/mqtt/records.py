@@ -102,6 +102,8 @@ def session(of: Session, wall_offset: float, whole: bool) -> bytes:
         parts.append(blob(will.payload))
         parts.append(number(will.qos | (4 if will.retain else 0)))
         parts.append(encode_properties(will.properties))
+    if of.stamp:
+        parts.append(number(of.stamp))
     return b"".join(parts)
 
 

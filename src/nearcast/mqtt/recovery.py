@@ -156,6 +156,7 @@ class Recovery:
         if fields.number():
             session.will_due_at = self._monotonic(fields.moment())
             session.will = fields.will()
+        session.stamp = fields.number() if fields.position < len(fields.data) else 0
 
     def _monotonic(self, wall: float) -> float:
         # A deadline in the past must stay a deadline; 0 means there is none.

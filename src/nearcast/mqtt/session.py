@@ -103,6 +103,8 @@ class Session:
         self.will: Will | None = None
         self.will_due_at = 0.0
         self.username: str | None = None
+        #: When a client took it up last, among several brokers (:mod:`nearcast.fabric.presence`); 0: there is only this one.
+        self.stamp = 0
         self.inflight: dict[int, Sent] = {}
         self.inflight_bytes = 0
         self.next_id = 1

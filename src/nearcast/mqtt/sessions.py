@@ -95,9 +95,9 @@ class Sessions:
         session.expires_at = 0.0
         session.expiry_seconds = expiry_seconds
         connection.session = session
-        self._remember(session)
         for watcher in self.watchers:
             watcher.attached(session)
+        self._remember(session)
 
     def set_expiry(self, session: Session, expiry_seconds: int) -> None:
         session.expiry_seconds = expiry_seconds
