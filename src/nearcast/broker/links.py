@@ -47,7 +47,6 @@ class Links:
         self._left = asyncio.Event()
         self._spool: SpoolFiles | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._known_up: set[Link] = set()
         for address in (*settings.peers, *((settings.controller,) if settings.controller else ())):
             split_address(address)
         now = broker.monotonic()
@@ -95,7 +94,10 @@ class Links:
         if self._spool is None:
             return
         if failed is not None:
-            logs.event(logging.ERROR, "messages for another broker cannot be put on disk", path=failed.path, reason=str(failed))
+            reason = str(failed)
+            self._broker.events.event(
+                logging.ERROR, "messages for another broker cannot be put on disk", path=failed.path, reason=reason
+            )
         self.fabric.channels.spilled(session_number, file_number, failed is not None)
         self.flush()
 
@@ -129,8 +131,8 @@ class Links:
         self.sockets.dial()
         if self.registering is not None:
             self.registering.send()
-        for link in fabric.take_news():
-            self._log(link)
+        for link, up in fabric.take_news():
+            self._log(link, up)
         if self._leaving and self._is_idle():
             self._left.set()
 
@@ -178,14 +180,11 @@ class Links:
 
     # --- figures --------------------------------------------------------------------------------------------------------
 
-    def _log(self, link: Link) -> None:
-        peer = link.connection.peer
-        facts = {"node": link.name or None, "role": link.role, "address": link.dialed or peer.address}
-        if link.is_up:
-            self._known_up.add(link)
+    def _log(self, link: Link, up: bool) -> None:
+        facts = {"node": link.name or None, "role": link.role, "address": link.dialed or link.connection.peer.address}
+        if up:
             self._broker.events.event(logging.INFO, "link up", **facts)
-        elif link in self._known_up:
-            self._known_up.discard(link)
+        elif link.was_up:
             self._broker.events.event(logging.INFO, "link down", **facts, reason=link.close_reason)
         elif not link.met_itself:
             self._broker.events.event(logging.WARNING, "link failed", **facts, reason=link.close_reason)
