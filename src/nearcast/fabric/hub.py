@@ -8,8 +8,6 @@ dials what :meth:`take_dials` says.
 from __future__ import annotations
 
 import random
-from collections import deque
-from typing import Final
 
 from nearcast.config import Limits
 from nearcast.fabric.linking import Linking
@@ -17,8 +15,6 @@ from nearcast.fabric.links import Greeting, Link
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt.commits import Transport
 from nearcast.mqtt.effects import Effects
-
-MAX_ENDED: Final = 256
 
 
 class Hub(Linking):
@@ -34,17 +30,10 @@ class Hub(Linking):
         max_links: int = 100_000,
     ) -> None:
         super().__init__(greeting, secret, settings, limits, Effects(gated=False), rng, max_links)
-        self.ended: deque[Link] = deque(maxlen=MAX_ENDED)
-
-    def link_down(self, link: Link, now: float) -> None:
-        self.ended.append(link)
-        super().link_down(link, now)
 
     def take_ended(self) -> list[Link]:
         """Links that ended since the last call, for logs."""
-        taken = list(self.ended)
-        self.ended.clear()
-        return taken
+        return [link for link, up in self.take_news() if not up]
 
     # --- time and output ------------------------------------------------------------------------------------------------
 

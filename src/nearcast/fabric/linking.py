@@ -76,7 +76,7 @@ class Linking:
         self._max_links = max_links
         self._dialing: dict[str, Dialing] = {}
         self._dials: list[str] = []
-        self._news: list[Link] = []
+        self._news: list[tuple[Link, bool]] = []
         self._next_check = 0.0
         self._last_check = 0.0
 
@@ -221,7 +221,7 @@ class Linking:
                 dialing.name = link.theirs.name
             dialing.retry_s = FIRST_RETRY_S
             dialing.failures = 0
-        self._tell(link)
+        self._tell(link, True)
         link.probe(now)
         self.link_up(link, now)
 
@@ -247,7 +247,7 @@ class Linking:
         if link not in self.links:
             return
         del self.links[link]
-        self._tell(link)
+        self._tell(link, False)
         dialing = self._dialing.get(link.dialed)
         if dialing is not None and dialing.link is link:
             if link.met_itself:
@@ -266,12 +266,12 @@ class Linking:
         if link.state == links.UP:
             self.link_writable(link, now)
 
-    def _tell(self, link: Link) -> None:
+    def _tell(self, link: Link, up: bool) -> None:
         if len(self._news) < MAX_NEWS:
-            self._news.append(link)
+            self._news.append((link, up))
 
-    def take_news(self) -> list[Link]:
-        """Links that came up or ended since the last call, for logs; which of the two is in their state."""
+    def take_news(self) -> list[tuple[Link, bool]]:
+        """Links that came up (true) or ended (false) since the last call, for logs."""
         taken = self._news
         if taken:
             self._news = []

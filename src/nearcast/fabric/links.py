@@ -78,6 +78,7 @@ class Link:
         self.expected = expected
         self.relayed = False
         self.met_itself = False
+        self.was_up = False
         self.left = False
         self.state = GREETING
         self.opened_at = now
@@ -246,6 +247,7 @@ class Link:
         if not hmac.compare_digest(Fields(content).blob(), self._tag(self._their_hello, self._our_hello)):
             raise RemoteProtocolError(reasons.NOT_AUTHORIZED, "the other end does not have this fabric's secret")
         self.state = UP
+        self.was_up = True
         self.max_frame_bytes = self.max_frame_bytes_up
 
     # --- the pulse ------------------------------------------------------------------------------------------------------
