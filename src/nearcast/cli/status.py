@@ -1,0 +1,353 @@
+"""``nearcast status``, ``nodes``, ``move``, ``drain`` and ``class``: the controller's API on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.parse
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nearcast.cli.controller_client import (
+    DEFAULT_API,
+    Api,
+    AsJson,
+    CaFile,
+    ControllerClient,
+    Secret,
+    TokenFile,
+    quoted,
+)
+from nearcast.errors import NearcastError
+
+FILE_COLUMNS = 120
+"""Width of tables where no terminal says one."""
+
+POLL_SECONDS = 0.5
+STATE_STYLES = {"up": "green", "suspect": "yellow", "down": "red", "left": "dim"}
+MOVE_STYLES = {"done": "green", "failed": "red", "superseded": "dim"}
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else FILE_COLUMNS, highlight=False)
+
+
+def _print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _plain(value: object) -> Text:
+    """A name as text: whatever could steer a terminal is escaped."""
+    words = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    return Text(words)
+
+
+def _ago(wall_seconds: float | None) -> str:
+    if not wall_seconds:
+        return "-"
+    return _span(max(0.0, time.time() - wall_seconds)) + " ago"
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"
+
+
+def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    return table
+
+
+def status(
+    moves: Annotated[int, typer.Option(help="Show so many of the last moves.")] = 5,
+    clients: Annotated[bool, typer.Option("--clients", help="List connected clients.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="List measured paths.")] = False,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
+    ca: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a fabric: its nodes, moves, and what is wrong.
+
+    Example: nearcast status --fabric-secret secret
+    """
+    controller = ControllerClient(api, fabric_secret, token_file, ca)
+    summary = controller.get("/status")
+    found_moves = controller.get("/moves", limit=moves) if moves > 0 else []
+    found_links = controller.get("/links") if links else None
+    found_clients = _all_clients(controller) if clients else None
+    if as_json:
+        content = {"status": summary, "moves": found_moves}
+        _print_json(content | ({"links": found_links} if links else {}) | ({"clients": found_clients} if clients else {}))
+        return
+    console = _console()
+    counts = f"{summary['brokers']} brokers, {summary['gateways']} gateways, {summary['clients']:,} clients"
+    console.print(Text(counts, style="bold"))
+    if summary["nodes_not_up"]:
+        console.print(Text("not up: ", style="red") + _plain(", ".join(summary["nodes_not_up"])))
+    if summary["draining"]:
+        console.print(Text("draining: ", style="yellow") + _plain(", ".join(summary["draining"])))
+    ended = ", ".join(f"{count:,} {state}" for state, count in sorted(summary["moves"].items())) or "none yet"
+    console.print(Text(f"moves: {ended}; {summary['pending_moves']} pending"))
+    looked = _span(summary["reconfigured_seconds_ago"])
+    console.print(Text(f"looked for better places {looked} ago, {summary['reconfigurations']:,} times", style="dim"))
+    if found_moves:
+        console.print()
+        console.print(_moves_table(found_moves))
+    if found_links is not None:
+        console.print()
+        console.print(_links_table(found_links))
+    if found_clients is not None:
+        console.print()
+        console.print(_clients_table(found_clients))
+
+
+def _all_clients(controller: ControllerClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        page = controller.get("/clients", after=after, limit=10_000)
+        found += page["clients"]
+        after = page["next"]
+    return found
+
+
+def _moves_table(moves: list[dict[str, Any]]) -> Table:
+    table = _table("Move", "From", "To", "Clients", "State", "When", "Why", numbers=("Clients",))
+    for move in moves:
+        state = Text(move["state"], style=MOVE_STYLES.get(move["state"], "yellow"))
+        why = move["reason"] + (f" ({move['detail']})" if move["detail"] else "")
+        who = move["client"] or move["gateway"]
+        count = f"{move['moved_clients']:,}" if move["ended_at"] else "-"
+        places = (_plain(who), _plain(move["origin"] or "-"), _plain(move["target"]))
+        table.add_row(*places, count, state, _ago(move["created_at"]), _plain(why))
+    return table
+
+
+def _links_table(links: list[dict[str, Any]]) -> Table:
+    table = _table("From", "To", "Round trip", "Jitter", "Loss", "Queued", numbers=("Round trip", "Jitter", "Loss", "Queued"))
+    for link in links:
+        latency = "no answer" if link["latency_ms"] is None else f"{link['latency_ms']:.2f} ms"
+        style = "" if link["in_use"] else "dim"
+        table.add_row(
+            _plain(link["origin"]),
+            _plain(link["target"]),
+            latency,
+            f"{link['jitter_ms']:.2f} ms",
+            f"{100 * link['loss']:.0f} %",
+            f"{link['queued_messages']:,}",
+            style=style,
+        )
+    return table
+
+
+def _clients_table(clients: list[dict[str, Any]]) -> Table:
+    table = _table("Client", "User", "Gateway", "Broker", "Connected")
+    for client in clients:
+        gateway = _plain(client["gateway"] or "-")
+        user = _plain(client["username"] or "-")
+        since = _ago(client["connected_since"]).removesuffix(" ago")
+        table.add_row(_plain(client["client"]), user, gateway, _plain(client["broker"]), since)
+    return table
+
+
+def nodes(
+    name: Annotated[str | None, typer.Argument(help="Only this node, in detail.")] = None,
+    role: Annotated[str | None, typer.Option(help="Only broker or gateway.")] = None,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
+    ca: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the brokers and gateways of a fabric.
+
+    Example: nearcast nodes --fabric-secret secret
+    """
+    if role not in (None, "broker", "gateway"):
+        raise typer.BadParameter(f"--role cannot be {role!r}: use broker or gateway")
+    controller = ControllerClient(api, fabric_secret, token_file, ca)
+    if name is not None:
+        found = controller.get(f"/nodes/{quoted(name)}")
+        if as_json:
+            _print_json(found)
+        else:
+            _console().print(_details(found))
+        return
+    listed = controller.get("/nodes", role=role)
+    if as_json:
+        _print_json(listed)
+        return
+    if not listed:
+        typer.echo("no node has registered yet: start brokers and gateways with --controller")
+        return
+    table = _table("Node", "Role", "State", "Site", "Clients", "In/s", "Out/s", "Uses", numbers=("Clients", "In/s", "Out/s"))
+    for node in listed:
+        state = Text(node["state"], style=STATE_STYLES[node["state"]])
+        if node["draining"]:
+            state += Text(f", draining ({node['clients_to_move']:,} to move)", style="yellow")
+        rates = node["rates"]
+        table.add_row(
+            _plain(node["name"]),
+            node["role"],
+            state,
+            _plain(node["site"] or "-"),
+            f"{node['connections']:,}",
+            f"{rates.get('messages_received', 0):,.0f}",
+            f"{rates.get('messages_sent', 0):,.0f}",
+            _plain(node["home"] or "-"),
+        )
+    _console().print(table)
+
+
+def _details(node: dict[str, Any]) -> Table:
+    lines = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    lines.add_column(style="dim", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for key, value in node.items():
+        if isinstance(value, dict):
+            shown = ", ".join(f"{name} {amount:,}" for name, amount in value.items()) or "-"
+        elif isinstance(value, list):
+            shown = ", ".join(map(str, value)) or "-"
+        else:
+            shown = "-" if value in ("", None) else str(value)
+        lines.add_row(key.replace("_", " "), _plain(shown))
+    return lines
+
+
+def move(
+    target: Annotated[str, typer.Argument(help="The broker to move to.")],
+    client: Annotated[str, typer.Option("--client", help="Move this client.")] = "",
+    gateway: Annotated[str, typer.Option("--gateway", help="Move all clients of this gateway.")] = "",
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for the outcome; 0: do not.")] = 30.0,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
+    ca: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a client, or all clients of a gateway, to a broker. They notice nothing.
+
+    A gateway stays there for ten minutes; then it goes where it is best again.
+
+    Example: nearcast move broker-2 --client sensor-17 --fabric-secret secret
+    """
+    if bool(client) == bool(gateway):
+        raise typer.BadParameter("say which: --client NAME or --gateway NAME")
+    controller = ControllerClient(api, fabric_secret, token_file, ca)
+    ordered = controller.send("POST", "/moves", {"target": target, "client": client, "gateway": gateway})
+    deadline = time.monotonic() + wait
+    while not ordered["ended_at"] and time.monotonic() < deadline:
+        time.sleep(min(POLL_SECONDS / 5, wait))
+        ordered = controller.get(f"/moves/{ordered['number']}")
+    if as_json:
+        _print_json(ordered)
+    elif not ordered["ended_at"]:
+        typer.echo(f"move {ordered['number']} is {ordered['state']}; `nearcast status` shows how it goes on")
+    elif ordered["state"] == "done":
+        clients = ordered["moved_clients"]
+        gap = f", none held up for more than {ordered['longest_gap_ms']:.0f} ms" if clients else ""
+        typer.echo(f"moved {clients:,} client{'s' if clients != 1 else ''} to {target}{gap}")
+    if ordered["ended_at"] and ordered["state"] != "done":
+        raise NearcastError(f"the move was {ordered['state']}: {ordered['detail'] or 'no reason was given'}")
+
+
+def drain(
+    broker: Annotated[str, typer.Argument(help="The broker to empty.")],
+    stop: Annotated[bool, typer.Option("--stop", help="End a drain: the broker gets clients again.")] = False,
+    rate: Annotated[float | None, typer.Option(metavar="CLIENTS", help="Clients per second (default 100).")] = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long until it is empty; 0: do not.")] = 0.0,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
+    ca: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Empty a broker of its gateways' clients before it is stopped, at a pace, and send it nobody.
+
+    Clients that are connected to it without a gateway stay until it stops.
+
+    Example: nearcast drain broker-1 --wait 600 --fabric-secret secret
+    """
+    if stop and (rate is not None or wait):
+        raise typer.BadParameter("--stop goes alone")
+    controller = ControllerClient(api, fabric_secret, token_file, ca)
+    path = f"/nodes/{quoted(broker)}"
+    if stop:
+        found = controller.send("DELETE", f"{path}/drain")
+    else:
+        found = controller.send("POST", f"{path}/drain", {"clients_per_second": rate})
+    deadline = time.monotonic() + wait
+    while not stop and found["clients_to_move"] and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        found = controller.get(path)
+    if as_json:
+        _print_json(found)
+        return
+    direct = found["connections"] - found["gateway_connections"]
+    if stop:
+        typer.echo(f"{broker} gets clients again")
+    elif found["clients_to_move"]:
+        typer.echo(f"{broker} is being drained: {found['clients_to_move']:,} clients to move")
+        if wait:
+            raise typer.Exit(1)
+    else:
+        rest = f"; {direct:,} clients without a gateway stay until it stops" if direct > 0 else ""
+        typer.echo(f"{broker} has no client of a gateway and gets none{rest}")
+
+
+def topic_class(
+    topic_filter: Annotated[str | None, typer.Argument(help="Topics, as in a subscription; without: list all rules.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[CLASS]", help="bridged or local.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the rule of these topics.")] = False,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
+    ca: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which topics are of which class, or change it in the running fabric.
+
+    bridged: a message goes to every broker that has a subscriber. local: it never leaves the broker it was published at.
+
+    Example: nearcast class 'machines/+/raw/#' local --fabric-secret secret
+    """
+    controller = ControllerClient(api, fabric_secret, token_file, ca)
+    if topic_filter is None:
+        rules = controller.get("/classes")
+    elif remove:
+        rules = controller.send("DELETE", f"/classes?topic_filter={urllib.parse.quote(topic_filter, safe='')}")
+    elif name is None:
+        raise typer.BadParameter("say which class: bridged or local, or --remove")
+    else:
+        rules = controller.send("PUT", "/classes", {"topic_filter": topic_filter, "topic_class": name})
+    if as_json:
+        _print_json(rules)
+        return
+    if not rules:
+        typer.echo("no rules: every topic is bridged")
+        return
+    table = _table("Topics", "Class")
+    for rule in rules:
+        table.add_row(_plain(rule["topic_filter"]), rule["topic_class"])
+    _console().print(table)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("status")(status)
+    app.command("nodes")(nodes)
+    app.command("move")(move)
+    app.command("drain")(drain)
+    app.command("class")(topic_class)
