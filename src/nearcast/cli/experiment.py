@@ -25,7 +25,7 @@ from rich.table import Table
 from nearcast.errors import ConfigError
 from nearcast.experiments.experiment import Bar, effective_parameters
 from nearcast.experiments.registry import everything, find
-from nearcast.experiments.run import Outcome, default_folder, missed, perform, to_json
+from nearcast.experiments.run import Outcome, ResultTable, default_folder, missed, perform, to_json
 
 _FILE_COLUMNS = 120
 """Width of tables where no terminal says one."""
@@ -181,6 +181,8 @@ def _show(outcome: Outcome, console: Console) -> None:
         for bar in outcome.bars:
             table.add_row(bar.name, _value(bar), str(bar.bound), _verdict(bar), bar.meaning)
         console.print(table)
+    for figures in outcome.tables:
+        console.print(_table(figures))
     for note in outcome.notes:
         console.print(f"[yellow]note:[/] {_escape(note)}")
     for plot in outcome.plots:
@@ -196,6 +198,24 @@ def _show(outcome: Outcome, console: Console) -> None:
     else:
         names = ", ".join(bar.name for bar in missed(outcome))
         console.print(f"[bold red]missed:[/] {names}")
+
+
+def _table(figures: ResultTable) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=figures.title, title_justify="left")
+    for number, column in enumerate(figures.columns):
+        words = any(isinstance(row[number], str) for row in figures.rows)
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
+    for row in figures.rows:
+        table.add_row(*(_escape(_cell(value)) for value in row))
+    return table
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _escape(text: str) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,21 @@ class EmulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Just before it was taken down."""
 
 
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that runs on a host beside the load, and is asked to end with it."""
+
+    name: str
+    """Of the file that its output goes to."""
+
+    host: str
+    command: tuple[str, ...]
+    """``{name}`` in it is the address of a host."""
+
+
+Question = Callable[[Wan], Awaitable[None]]
+"""What is asked of a WAN when the load is over and everything still runs."""
+
+
 class Listener(Protocol):
     """Who is told how a load goes: a run of an experiment is one."""
 
@@ -77,15 +92,33 @@ def _virtual(event: Event) -> bool:
     return isinstance(event, SkewClock | FailDisk)
 
 
-def run_emulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str, mode: Mode = "auto") -> EmulationResult:
+def run_emulated(
+    run: Run[Any],
+    scenario: Scenario,
+    seed: int,
+    *,
+    events: str,
+    mode: Mode = "auto",
+    beside: Sequence[Program] = (),
+    question: Question | None = None,
+) -> EmulationResult:
     """Run a scenario (its topology loaded) in real time; ``events`` names the directory of recorded events.
 
-    Its events happen at their time after all processes are ready, within milliseconds of the load's beginning.
+    Its events happen at their time after all processes are ready, within milliseconds of the load's beginning. ``beside`` runs
+    as long as the load does; then ``question`` is asked.
     """
-    return asyncio.run(_run(run, scenario, seed, events, mode))
+    return asyncio.run(_run(run, scenario, seed, events, mode, beside, question))
 
 
-async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: Mode) -> EmulationResult:
+async def _run(
+    run: Run[Any],
+    scenario: Scenario,
+    seed: int,
+    events: str,
+    mode: Mode,
+    beside: Sequence[Program],
+    question: Question | None,
+) -> EmulationResult:
     if not expand_clients(scenario):
         raise ConfigError(f"the scenario {scenario.name} has no clients: nothing would happen on the emulated WAN")
     happens, left_out = happening(scenario, seed)
@@ -96,9 +129,12 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
     # Named by this process, so that two experiments may run at the same time.
     name = f"{scenario.name[:24]}-{os.getpid()}"
     async with Wan.up(with_nodes(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
-        summaries = await run_load(
-            wan, scenario, happens, run, seed=seed, directory=directory, events=recorded, name=run.name_of(events)
-        )
+        async with _beside(wan, beside, directory):
+            summaries = await run_load(
+                wan, scenario, happens, run, seed=seed, directory=directory, events=recorded, name=run.name_of(events)
+            )
+            if question is not None:
+                await question(wan)
         status = await wan.status()
     for limit in status.limits:
         run.note(f"{status.mode} mode: {limit}")
@@ -109,6 +145,28 @@ async def _run(run: Run[Any], scenario: Scenario, seed: int, events: str, mode: 
         if not summary.complete:
             raise EmulationError(f"the load on {host} was ended before the scenario was over")
     return EmulationResult(mode=status.mode, limits=status.limits, loads=summaries, status=status)
+
+
+@contextlib.asynccontextmanager
+async def _beside(wan: Wan, programs: Sequence[Program], directory: Path) -> AsyncIterator[None]:
+    """Run programs for as long as the block does."""
+    stop = asyncio.Event()
+    running = [asyncio.create_task(_run_beside(wan, program, directory, stop), name=program.name) for program in programs]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _run_beside(wan: Wan, program: Program, directory: Path, stop: asyncio.Event) -> None:
+    signals: asyncio.Queue[Signal] = asyncio.Queue()
+    stopping = asyncio.create_task(_stop(stop, signals), name=f"stopping {program.name}")
+    try:
+        with _streams(directory / f"{program.name}.out", directory / f"{program.name}.log") as streams:
+            await wan.execute(program.host, list(program.command), streams, signals=signals)
+    finally:
+        stopping.cancel()
 
 
 async def run_load(

@@ -97,8 +97,9 @@ def _secret(host: str) -> Process:
 def _controller(controller: Controller) -> Process:
     address = f"{{{controller.host}}}"
     command = ["nearcast", "controller", "--fabric-secret", _SECRET_FILE]
-    command += ["--link-host", address, "--link-port", str(controller.port), "--http-port", str(controller.http_port)]
-    command += ["--interval", f"{controller.interval_s:g}"]
+    command += ["--host", address, "--port", str(controller.port), "--http-port", str(controller.http_port)]
+    command += ["--interval", f"{controller.interval_s:g}", "--period", f"{controller.interval_s:g}"]
+    command += ["--ping-interval-ms", f"{controller.ping_interval_ms:g}"]
     return Process(
         name=CONTROLLER,
         host=controller.host,

@@ -16,6 +16,7 @@ EXPERIMENTS: dict[str, str] = {
     "simulator-scale": "nearcast.experiments.simulator_scale:SimulatorScale",
     "wan-accuracy": "nearcast.experiments.wan_accuracy:WanAccuracy",
     "agreement": "nearcast.experiments.agreement:Agreement",
+    "emma": "nearcast.experiments.emma:Emma",
 }
 
 

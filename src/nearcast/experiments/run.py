@@ -45,6 +45,17 @@ class Silent:
         pass
 
 
+class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures that are read side by side; printed at the end of a run."""
+
+    title: str
+    columns: list[str]
+    """Their units are part of their names."""
+
+    rows: list[list[str | float | int | None]]
+    """None where there is nothing to say."""
+
+
 class Outcome(msgspec.Struct, kw_only=True):
     """What a run found; ``figures.json``, and what ``--json`` prints."""
 
@@ -60,6 +71,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     """False: interrupted or failed (``error``), and the figures are those until then."""
 
     error: str | None = None
+    tables: list[ResultTable] = msgspec.field(default_factory=list)
     notes: list[str]
     """What qualifies the figures."""
 
@@ -105,6 +117,11 @@ class Run(Generic[P]):
         """Keep a figure: a number, text, or lists and dictionaries of them. Anything else is a defect, found here and not when
         everything is written at the end."""
         self._outcome.figures[name] = msgspec.to_builtins(value, enc_hook=_plain, str_keys=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | float | None]]) -> None:
+        """Keep a table that is worth printing."""
+        plain = msgspec.to_builtins([list(row) for row in rows], enc_hook=_plain)
+        self._outcome.tables.append(ResultTable(title=title, columns=list(columns), rows=plain))
 
     def measured(self, bar: str, value: float | None) -> None:
         """Give a bar its value."""

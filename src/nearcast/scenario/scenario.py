@@ -68,7 +68,7 @@ class Controller(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where its HTTP interface is."""
 
     interval_s: float = 15.0
-    """How often it looks for better brokers for clients, in seconds."""
+    """How often it looks for better brokers for clients, and how old a measured path may get, in seconds."""
 
     ping_interval_ms: float = 250.0
     """Between two pings of a measurement, in milliseconds. Scaled-down runs shorten it with the rest."""
