@@ -1,0 +1,168 @@
+"""The links of a node: dialling again, who stays when two meet twice, who is given up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from nearcast.fabric import links
+from nearcast.fabric.linking import LAST_RETRY_S
+from nearcast.fabric.links import Link
+from nearcast.fabricconfig import Fabric as FabricSettings
+from nearcast.mqtt.access import Peer
+from tests.fabric_harness import End, Mesh, Node
+
+
+def pair() -> tuple[Mesh, Node, Node]:
+    mesh = Mesh()
+    return mesh, mesh.add("a"), mesh.add("b")
+
+
+def link_of(node: Node, other: str) -> Link:
+    link = node.fabric.peers[other].link
+    assert link is not None
+    return link
+
+
+def dials(node: Node, seconds: float) -> list[tuple[float, str]]:
+    """What is dialled when nobody ever answers."""
+    found: list[tuple[float, str]] = []
+    mesh = node.mesh
+    for _ in range(int(seconds * 20)):
+        mesh.advance(0.05)
+        for address in node.fabric.take_dials():
+            found.append((mesh.now, address))
+            node.fabric.dial_failed(address, mesh.now)
+    return found
+
+
+def test_an_address_is_dialled_again_less_and_less_often() -> None:
+    mesh, a, _ = pair()
+    a.fabric.dial("there:1", mesh.now)
+    assert a.fabric.take_dials() == ["there:1"]
+    a.fabric.dial_failed("there:1", mesh.now)
+    times = [at for at, _ in dials(a, 100.0)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps[0] < 1.0
+    assert LAST_RETRY_S / 2 <= gaps[-1] <= LAST_RETRY_S * 1.5 + 0.1
+    a.fabric.forget_address("there:1")
+    assert dials(a, 30.0) == []
+
+
+def test_the_larger_name_lets_the_smaller_dial_first() -> None:
+    mesh, a, b = pair()
+    a.fabric.dial("b:1", mesh.now, "b")
+    b.fabric.dial("a:1", mesh.now, "a")
+    assert a.fabric.take_dials() == ["b:1"]
+    assert b.fabric.take_dials() == []
+    mesh.link("a", "b")
+    mesh.run()
+    mesh.advance(5.0)
+    assert b.fabric.take_dials() == []  # there is a link by now
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_of_two_links_that_both_dialled_at_once_the_smaller_names_stays(order: tuple[str, str]) -> None:
+    mesh, a, b = pair()
+    first = mesh.link(*order)
+    second = mesh.link(order[1], order[0])
+    mesh.run()
+    kept = first if order == ("a", "b") else second
+    ends = {end.node.name: end.link for end in kept}
+    assert link_of(a, "b") is ends["a"]
+    assert link_of(b, "a") is ends["b"]
+    assert len(a.fabric.links) == len(b.fabric.links) == 1
+
+
+def test_whoever_dials_again_has_lost_the_one_before() -> None:
+    mesh, a, b = pair()
+    mesh.link("a", "b")
+    mesh.run()
+    before = link_of(b, "a")
+    again = mesh.link("a", "b")
+    mesh.run()
+    assert before.state == links.CLOSED
+    assert link_of(b, "a") is again[1].link
+    assert a.fabric.peers["b"].up
+
+
+def test_a_silent_link_is_given_up_and_a_quiet_one_is_not() -> None:
+    mesh, a, _ = pair()
+    stream = mesh.link("a", "b")
+    mesh.run()
+    for _ in range(40):
+        mesh.advance(0.5)
+    assert a.fabric.peers["b"].up
+    mesh.streams.remove(stream)  # nothing arrives any more, and nobody says so
+    for _ in range(12):
+        mesh.advance(0.5)
+    assert not a.fabric.peers["b"].up
+    link = stream[0].link
+    assert link is not None
+    assert link.close_reason == "silent for 5 s"
+
+
+def test_a_process_that_slept_does_not_blame_the_others() -> None:
+    mesh, a, b = pair()
+    mesh.link("a", "b")
+    mesh.run()
+    mesh.now += 60.0
+    for node in (a, b):
+        node.fabric.tick(mesh.now)
+        node.flush()
+    assert a.fabric.peers["b"].up
+    mesh.run()
+    for _ in range(20):
+        mesh.advance(0.5)
+    assert a.fabric.peers["b"].up
+
+
+def test_who_never_greets_is_sent_away() -> None:
+    mesh, a, b = pair()
+    stranger = End(b)
+    link = a.fabric.accepted(End(a, other=stranger), Peer("stranger"), mesh.now)
+    for _ in range(25):
+        mesh.advance(0.5)
+    assert link.state == links.CLOSED
+    assert not a.fabric.links
+    assert a.fabric.protocol_errors == 1
+
+
+def test_an_epoch_that_was_replaced_does_not_come_back() -> None:
+    """A broker that restarts has another epoch, once. One that comes back with the former is a second broker of that name."""
+    mesh, a, b = pair()
+    mesh.link("b", "a")
+    mesh.run()
+    first = b.fabric.greeting.epoch
+    b.fabric.greeting.epoch = first + 1
+    mesh.link("b", "a")
+    mesh.run()
+    assert a.fabric.peers["b"].epoch == first + 1
+    b.fabric.greeting.epoch = first
+    refused = mesh.link("b", "a")
+    mesh.run()
+    assert refused[1].link is not None
+    assert "two brokers are called b" in refused[1].link.close_reason
+    assert a.fabric.peers["b"].epoch == first + 1
+
+
+def test_more_than_fits_is_sent_when_there_is_room_again() -> None:
+    settings = FabricSettings(max_unconfirmed_bytes=64_000_000)
+    mesh = Mesh(settings=settings)
+    a, b = mesh.add("a"), mesh.add("b")
+    mesh.link("a", "b")
+    mesh.run()
+    link = link_of(a, "b")
+    link.connection.max_output_bytes = 10_000
+    assert not link.connection.congested
+    peer = a.fabric.peers["b"]
+    called: list[float] = []
+    peer.session.drain = called.append  # type: ignore[method-assign]
+    while link.connection.has_room():
+        link.send(bytes(1_000))
+    link.connection.out = []
+    link.connection.out_bytes = 0
+    a.engine.writable(link.connection, mesh.now)
+    assert called == [mesh.now]
+    assert b.fabric.peers["a"].up
