@@ -1,8 +1,8 @@
 """What came of a run of ``emma``: figures, tables, plots and bars out of recorded events, samples and the controller's moves.
 
 Owns the definitions. An event's time is until the next one; *after* it is the second half of that time, *before* it is the
-same of the event before. Latency is *stable* once the mean of a sixtieth of that time stays within 10 % (at least 2 ms) of
-the level after the event. Gaps are the longest time without a message in a stream around a move.
+same of the event before. Latency is *stable* once its mean over a second stays within 10 % (at least 2 ms) of the level after
+the event. Gaps are the longest time without a message in a stream around a move.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from nearcast.emulation.wan import Wan
 from nearcast.errors import EmulationError
 from nearcast.experiments import plots
-from nearcast.experiments.emma import EVENTS, GAP_MS, REGIONS, EmmaParameters, stream_topic
+from nearcast.experiments.emma import EVENTS, GAP_MS, REGIONS, SPACING_S, EmmaParameters, stream_topic
 from nearcast.experiments.flows import Deliveries, Flows, binned_mean_ms, longest_gap, stable_after_s
 from nearcast.experiments.nodes import MAKER
 from nearcast.experiments.run import Run
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 TOPICS = ("global", *REGIONS.values())
 STABLE_SHARE = 0.1
 STABLE_MS = 2.0
-BINS = 60
-"""Of the time from event to event."""
+BIN_S = 1.0
+"""What latency is averaged over, as in the paper, when events are a minute apart."""
+
+LEAST_BIN_S = 0.5
 
 AROUND_S = 0.3
 """How long before a move is ordered and after it ended a gap still counts as its."""
@@ -157,7 +159,7 @@ def _delivery(run: Run[EmmaParameters], flows: Flows) -> None:
 
 def _latency(run: Run[EmmaParameters], scenario: Scenario, topics: dict[str, Deliveries]) -> None:
     parameters = run.parameters
-    width_s = parameters.spacing_s / BINS
+    width_s = _bin_s(parameters)
     rows: list[list[str | float | None]] = []
     for number, event in enumerate(EVENTS, start=1):
         for topic, deliveries in topics.items():
@@ -193,6 +195,10 @@ def _latency(run: Run[EmmaParameters], scenario: Scenario, topics: dict[str, Del
             )
     run.figure("intra_region_excess_ms", excess)
     run.measured("intra_region_excess_ms", max(excess.values()) if len(excess) == len(REGIONS) else None)
+
+
+def _bin_s(parameters: EmmaParameters) -> float:
+    return max(LEAST_BIN_S, BIN_S * parameters.spacing_s / SPACING_S)
 
 
 def _after(parameters: EmmaParameters, number: int) -> tuple[float, float]:
@@ -320,7 +326,7 @@ def _interruptions(run: Run[EmmaParameters], scenario: Scenario, flows: Flows, m
 
 def _draw(run: Run[EmmaParameters], topics: dict[str, Deliveries]) -> None:
     parameters = run.parameters
-    width_s = parameters.spacing_s / BINS
+    width_s = _bin_s(parameters)
     with run.plot("latency", "Mean latency by topic (figure 5b)", "time (s)", "latency (ms)") as axes:
         for topic, deliveries in topics.items():
             axes.plot(*binned_mean_ms(deliveries, width_s, parameters.duration_s), label=topic)
