@@ -134,8 +134,8 @@ class Story:
 
     def __init__(self, seed: int, spilling: bool) -> None:
         self.rng = random.Random(seed)
-        queue = {"max_queued_bytes": 3_000, "max_spilled_bytes": 1_000_000} if spilling else {}
-        self.mesh = Mesh(seed, FabricSettings(keep_for_seconds=1e6, **queue), Limits(connect_timeout_seconds=1e6))
+        fabric = FabricSettings(keep_for_seconds=1e6, max_queued_bytes=3_000 if spilling else 1_000_000)
+        self.mesh = Mesh(seed, fabric, Limits(connect_timeout_seconds=1e6))
         for name in "ab":
             self.mesh.add(name, durable=True)
         self.streams: list[tuple[End, End]] = []

@@ -40,7 +40,7 @@ def head(publication: Publication, previous: int, via: str, now: float, flags: i
         flags |= FORWARDABLE
     left_ms = 0
     if publication.expires_at > 0:
-        left_ms = max(1, int((publication.expires_at - now) * 1e3) + 1)
+        left_ms = max(1, int((publication.expires_at - now) * 1e3))
     packets_bytes = 0 if flags & VOID else len(publication.packets)
     fields = b"".join(
         (
