@@ -102,6 +102,10 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long a client's SUBACK waits at most for other brokers to know of the subscription, so that nothing published there
     afterwards is missed. Too low misses messages of slow brokers; too high waits long for dead ones. 0: not at all."""
 
+    takeover_timeout_seconds: float = 5.0
+    """How long a client that connects waits at most for its session from the broker that has it. Too low loses sessions that
+    are large or far; too high lets clients wait that could begin anew."""
+
     move_timeout_seconds: float = 10.0
     """How long preparing to move a client may take before it is given up; the client stays where it is."""
 
@@ -112,7 +116,13 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             _require(getattr(self, field) >= 1, field, "must be at least 1")
         for field in ("max_spilled_bytes", "catch_up_bytes_per_second", "subscribe_timeout_seconds"):
             _require(getattr(self, field) >= 0, field, "must not be negative")
-        for field in ("keep_for_seconds", "probe_interval_seconds", "retained_interval_seconds", "move_timeout_seconds"):
+        for field in (
+            "keep_for_seconds",
+            "probe_interval_seconds",
+            "retained_interval_seconds",
+            "takeover_timeout_seconds",
+            "move_timeout_seconds",
+        ):
             _require(getattr(self, field) > 0, field, "must be above 0")
         _require(
             self.fail_after_seconds > self.probe_interval_seconds, "fail_after_seconds", "must be above probe_interval_seconds"

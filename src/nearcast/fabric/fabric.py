@@ -27,6 +27,7 @@ from nearcast.fabric.interest import Interest
 from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
 from nearcast.fabric.parts import Part, Peer
+from nearcast.fabric.presence import Presence
 from nearcast.fabric.replication import Replication
 from nearcast.fabric.routes import Routes
 from nearcast.fabric.sharing import Sharing
@@ -95,6 +96,7 @@ class Fabric(Linking):
         self.replication = Replication(self)
         self.routes = Routes(self)
         self.handover = Handover(self)
+        self.presence = Presence(self)
         self.trunks = Trunks(self)
         self.users[links.GATEWAY] = self.trunks
         self._begun = False
@@ -148,6 +150,7 @@ class Fabric(Linking):
         self.interest.recount()
         self.sharing.begin()
         self.handover.begin(now)
+        self.presence.begin(now)
         self.replication.begin(now)
 
     def forget(self, peer: Peer, now: float) -> None:

@@ -1,0 +1,397 @@
+"""A client identifier is one client in the whole fabric: whoever connects elsewhere takes its session along."""
+
+from __future__ import annotations
+
+import pytest
+
+from nearcast.mqtt import reasons
+from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Disconnect, Properties, Subscribe, SubscriptionRequest, Will
+from tests.fabric_clients import Client
+from tests.fabric_harness import Mesh, Node
+
+
+def mesh_of(*names: str, durable: bool = False) -> tuple[Mesh, list[Node]]:
+    mesh = Mesh()
+    nodes = [mesh.add(name, durable=durable) for name in names]
+    for index, name in enumerate(names):
+        for other in names[index + 1 :]:
+            mesh.link(name, other)
+    mesh.run()
+    return mesh, nodes
+
+
+def settle(mesh: Mesh) -> None:
+    for _ in range(5):
+        mesh.advance(0.1)
+
+
+def client_ids(node: Node) -> list[str]:
+    return [session.client_id for session in node.engine.sessions.by_client.values() if not session.is_peer]
+
+
+@pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
+def test_a_client_that_connects_elsewhere_ends_its_old_connection(version: int) -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    first = Client(a, "c", version=version)
+    mesh.run()
+    second = Client(b, "c", version=version)
+    settle(mesh)
+    assert first.closed
+    if version == MQTT_5:
+        assert first.goodbye == Disconnect(reasons.SESSION_TAKEN_OVER)
+    assert second.connack is not None
+    assert second.connack.reason_code == 0
+    assert not second.connack.session_present
+    assert client_ids(a) == []
+    assert client_ids(b) == ["c"]
+    assert a.engine.stats.takeovers == 1
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_session_whose_client_is_away_comes_along(qos: int, durable: bool) -> None:
+    mesh, (a, b, c) = mesh_of("a", "b", "c", durable=durable)
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    mesh.run()
+    client.disconnect()
+    publisher = Client(c, "publisher")
+    mesh.run()
+    publisher.publish("news/1", b"while away", qos)
+    settle(mesh)
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert again.connack is not None
+    assert again.connack.session_present
+    assert again.payloads == [b"while away"]
+    assert client_ids(a) == []
+    publisher.publish("news/1", b"after", qos)
+    settle(mesh)
+    assert again.payloads == [b"while away", b"after"]
+    assert b.fabric.presence.elsewhere["a"] == {}
+    assert "c" in a.fabric.presence.elsewhere["b"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_messages_in_flight_are_sent_again_by_the_new_broker(qos: int) -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    client = Client(a, "c", expiry=1_000, acknowledges=False)
+    client.subscribe("news/#")
+    mesh.run()
+    Client(b, "publisher").publish("news/1", b"x", qos)
+    settle(mesh)
+    assert client.payloads == [b"x"]
+    client.vanish()
+    mesh.run()
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert [(message.payload, message.dup) for message in again.messages] == [(b"x", True)]
+    assert again.messages[0].packet_id == client.messages[0].packet_id
+
+
+def test_what_is_published_while_the_session_moves_is_not_lost() -> None:
+    mesh, (a, b, c) = mesh_of("a", "b", "c")
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    mesh.run()
+    client.disconnect()
+    mesh.run()
+    publishers = [Client(node, f"publisher {node.name}") for node in (a, b, c)]
+    mesh.run()
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    sent = []
+    # A byte of progress on every stream at a time: publications fall into every step of the move.
+    for step in range(200):
+        for publisher in publishers:
+            if step % 5 == 0:
+                payload = b"%s %d" % (publisher.client_id.encode(), step)
+                publisher.publish("news/1", payload, 1)
+                sent.append(payload)
+        moved = False
+        for stream in list(mesh.streams):
+            for end in stream:
+                if end.inbox and end.link is not None:
+                    end.node.fabric.receive(end.link, end.inbox.popleft(), mesh.now)
+                    end.node.flush()
+                    moved = True
+        if not moved and step > 100:
+            break
+    settle(mesh)
+    assert again.connack is not None
+    assert again.connack.session_present
+    for publisher in publishers:
+        name = publisher.client_id.encode()
+        expected = [payload for payload in sent if payload.startswith(name)]
+        assert [payload for payload in again.payloads if payload.startswith(name)] == expected
+
+
+def test_a_clean_start_ends_the_session_elsewhere() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    client.disconnect()
+    mesh.run()
+    again = Client(b, "c", clean_start=True, expiry=1_000)
+    settle(mesh)
+    assert again.connack is not None
+    assert not again.connack.session_present
+    assert client_ids(a) == []
+    Client(a, "publisher").publish("news/1", b"x")
+    settle(mesh)
+    assert again.payloads == []
+
+
+def test_a_client_identifier_belongs_to_the_user_who_began_the_session_everywhere() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    owner = Client(a, "c", username="owner", expiry=1_000)
+    mesh.run()
+    for clean_start in (False, True):
+        thief = Client(b, "c", username="thief", clean_start=clean_start)
+        settle(mesh)
+        assert thief.connack is not None
+        assert thief.connack.reason_code == reasons.NOT_AUTHORIZED
+        assert thief.closed
+    assert not owner.closed
+    assert client_ids(a) == ["c"]
+
+
+def test_packets_behind_connect_wait_for_the_session() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    Client(a, "c", expiry=1_000).disconnect()
+    mesh.run()
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    again.send(Subscribe(7, [SubscriptionRequest("x", 1)]))
+    assert again.packets == []
+    settle(mesh)
+    assert again.connack is not None
+    assert again.connack.session_present
+    assert [answer.packet_id for answer in again.subacks] == [7]
+
+
+def test_without_the_other_broker_the_client_begins_anew_and_the_old_session_ends_later() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a"), mesh.add("b")
+    stream = mesh.link("a", "b")
+    mesh.run()
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    mesh.run()
+    mesh.cut(stream)
+    mesh.advance(1)
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    assert again.connack is not None  # at once
+    assert not again.connack.session_present
+    assert client_ids(a) == ["c"]
+    mesh.link("a", "b")
+    settle(mesh)
+    assert client.goodbye == Disconnect(reasons.SESSION_TAKEN_OVER)
+    assert client_ids(a) == []
+    assert client_ids(b) == ["c"]
+    assert not again.closed
+
+
+def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    Client(a, "c", expiry=1_000).disconnect()
+    mesh.run()
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    mesh.now += mesh.settings.takeover_timeout_seconds
+    b.fabric.presence.tick(mesh.now)
+    b.flush()
+    assert again.connack is not None
+    assert not again.connack.session_present
+    settle(mesh)
+    assert client_ids(a) == []
+    assert not again.closed
+
+
+def test_a_link_that_breaks_meanwhile_lets_the_client_in() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a"), mesh.add("b")
+    stream = mesh.link("a", "b")
+    mesh.run()
+    Client(a, "c", expiry=1_000).disconnect()
+    mesh.run()
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    mesh.cut(stream)
+    assert again.connack is not None
+    assert not again.connack.session_present
+
+
+def test_of_two_that_connect_at_once_one_stays() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    one = Client(a, "c", expiry=1_000)
+    mesh.now += 0.001
+    two = Client(b, "c", expiry=1_000)  # neither broker knows of the other's
+    settle(mesh)
+    assert one.closed
+    assert not two.closed
+    assert client_ids(a) == []
+    assert client_ids(b) == ["c"]
+
+
+def test_of_two_that_want_one_session_at_once_the_later_one_has_it() -> None:
+    mesh, (a, b, c) = mesh_of("a", "b", "c")
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    client.disconnect()
+    mesh.run()
+    one = Client(b, "c", clean_start=False, expiry=1_000)
+    mesh.now += 0.001
+    two = Client(c, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    settle(mesh)
+    assert two.connack is not None
+    assert two.connack.session_present
+    assert one.closed
+    assert not two.closed
+    assert [client_ids(node) for node in (a, b, c)] == [[], [], ["c"]]
+    Client(a, "publisher").publish("news/1", b"x")
+    settle(mesh)
+    assert two.payloads == [b"x"]
+
+
+def test_of_two_that_wait_at_one_broker_the_later_one_is_let_in() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    Client(a, "c", expiry=1_000).disconnect()
+    mesh.run()
+    one = Client(b, "c", clean_start=False, expiry=1_000)
+    two = Client(b, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert one.connack is not None
+    assert one.connack.reason_code == reasons.SERVER_UNAVAILABLE
+    assert two.connack is not None
+    assert two.connack.session_present
+
+
+def test_a_client_that_gives_up_waiting_leaves_its_session_where_it_came_to() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    client.disconnect()
+    mesh.run()
+    Client(b, "c", clean_start=False, expiry=1_000).vanish()
+    settle(mesh)
+    assert sorted(client_ids(a) + client_ids(b)) == ["c"]
+    Client(a, "publisher").publish("news/1", b"x")
+    settle(mesh)
+    again = Client(a, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert again.payloads == [b"x"]
+
+
+def test_a_session_is_followed_to_where_it_moved() -> None:
+    mesh, (a, b, c) = mesh_of("a", "b", "c")
+    Client(a, "c", expiry=1_000).disconnect()
+    mesh.run()
+    # c does not hear that the session goes to b.
+    known = dict(c.fabric.presence.elsewhere["a"])
+    Client(b, "c", clean_start=False, expiry=1_000).disconnect()
+    settle(mesh)
+    c.fabric.presence.elsewhere["a"] = known
+    c.fabric.presence.elsewhere["b"] = {}
+    again = Client(c, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert again.connack is not None
+    assert again.connack.session_present
+    assert [client_ids(node) for node in (a, b, c)] == [[], [], ["c"]]
+
+
+# --- wills ---------------------------------------------------------------------------------------------------------------
+
+
+def will_of(delay: int = 0) -> Will:
+    return Will("wills/c", b"gone", 1, False, Properties(will_delay_interval=delay) if delay else None)
+
+
+def test_a_will_is_published_where_the_client_was_and_reaches_everyone() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    watcher = Client(b, "watcher")
+    watcher.subscribe("wills/+")
+    mesh.run()
+    client = Client(a, "c", will=will_of())
+    client.vanish()
+    settle(mesh)
+    assert watcher.payloads == [b"gone"]
+    other = Client(a, "c", will=will_of())
+    other.disconnect()
+    settle(mesh)
+    assert watcher.payloads == [b"gone"]
+
+
+def test_a_takeover_elsewhere_treats_wills_as_one_at_the_same_broker() -> None:
+    for delay, published in ((0, [b"gone"]), (60, [])):
+        mesh, (a, b) = mesh_of("a", "b")
+        watcher = Client(b, "watcher")
+        watcher.subscribe("wills/+")
+        mesh.run()
+        Client(a, "c", expiry=1_000, will=will_of(delay))
+        mesh.run()
+        again = Client(b, "c", clean_start=False, expiry=1_000)
+        settle(mesh)
+        assert again.connack is not None
+        assert again.connack.session_present
+        mesh.advance(100)
+        assert watcher.payloads == published
+
+
+def test_a_will_that_waits_is_not_published_when_the_client_comes_back_elsewhere() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    watcher = Client(b, "watcher")
+    watcher.subscribe("wills/+")
+    mesh.run()
+    Client(a, "c", expiry=1_000, will=will_of(60)).vanish()
+    mesh.advance(30)
+    Client(b, "c", clean_start=False, expiry=1_000, will=will_of(60))
+    settle(mesh)
+    mesh.advance(100)
+    assert watcher.payloads == []
+
+
+def test_a_will_that_waits_is_published_once_when_the_client_stays_away() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    watcher = Client(b, "watcher")
+    watcher.subscribe("wills/+")
+    mesh.run()
+    Client(a, "c", expiry=1_000, will=will_of(60)).vanish()
+    settle(mesh)
+    mesh.advance(61)
+    settle(mesh)
+    assert watcher.payloads == [b"gone"]
+
+
+# --- crashes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_comes_back_gives_way_to_the_later_session() -> None:
+    mesh, (a, b) = mesh_of("a", "b", durable=True)
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    mesh.run()
+    a.crash()
+    mesh.advance(1)
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    mesh.run()
+    assert again.connack is not None
+    assert not again.connack.session_present
+    assert client_ids(a) == ["c"]
+    mesh.link("a", "b")
+    settle(mesh)
+    assert client_ids(a) == []
+    assert not again.closed
+
+
+def test_a_recovered_session_is_found_by_the_next_broker() -> None:
+    mesh, (a, b) = mesh_of("a", "b", durable=True)
+    client = Client(a, "c", expiry=1_000)
+    client.subscribe("news/#")
+    mesh.run()
+    Client(b, "publisher").publish("news/1", b"before")
+    mesh.run()
+    a.crash()
+    mesh.link("a", "b")
+    settle(mesh)
+    again = Client(b, "c", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert again.connack is not None
+    assert again.connack.session_present
