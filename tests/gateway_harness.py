@@ -144,7 +144,11 @@ class Client:
         self.failures: list[str] = []
         self.taken_back = 0
         self.target = ""
-        trunk.send(frame(frames.CLIENT_OPEN, number(self.number), peer_fields(peer)))
+        self.open(peer)
+
+    def open(self, peer: Peer) -> None:
+        """Tell the broker of the client."""
+        self.trunk.send(frame(frames.CLIENT_OPEN, number(self.number), peer_fields(peer)))
 
     def write(self, data: bytes) -> None:
         """The client sends something."""
@@ -259,7 +263,6 @@ class MqttClient(Client):
     A PUBLISH that comes again with DUP is known by its identifier, as a client must know it."""
 
     def __init__(self, gateway: Gateway, trunk: Trunk, client_id: str, version: int = MQTT_5, **connect: object) -> None:
-        super().__init__(gateway, trunk, Peer("test"))
         self.client_id = client_id
         self.version = version
         self.messages: list[tuple[str, bytes]] = []
@@ -273,6 +276,12 @@ class MqttClient(Client):
         self._aliases: dict[int, str] = {}
         self._unreleased: set[int] = set()
         self._next_id = 0
+        super().__init__(gateway, trunk, Peer("test"))
+        self.connect(**connect)
+
+    def connect(self, **connect: object) -> None:
+        """Send CONNECT."""
+        version = self.version
         will = connect.get("will")
         alias_maximum = connect.get("alias_maximum", 0)
         assert isinstance(alias_maximum, int)
@@ -288,7 +297,7 @@ class MqttClient(Client):
             encode(
                 Connect(
                     version=version,
-                    client_id=client_id,
+                    client_id=self.client_id,
                     clean_start=bool(connect.get("clean_start", True)),
                     keep_alive=0,
                     will=will if isinstance(will, Will) else None,

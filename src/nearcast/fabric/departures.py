@@ -238,7 +238,6 @@ class Departures:
         connection = session.connection
         if connection is not None:
             self._fabric.interest.answer(connection)
-            self._fabric.interest.answer(connection)
             self._send_owed(connection, session, now)
             departure.agreement = encode_connection(connection)
         reached = self._reached(session)

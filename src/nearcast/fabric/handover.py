@@ -35,6 +35,7 @@ from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Part, Peer
 from nearcast.fabric.session_state import Agreement
 from nearcast.fabric.trunks import Channel
+from nearcast.mqtt import records
 from nearcast.mqtt.connection import CLOSED, CONNECTED
 from nearcast.mqtt.records import Fields, number
 from nearcast.mqtt.session import Session
@@ -164,6 +165,8 @@ class Handover(Part):
             engine.timers.schedule(connection, now + 1.5 * connection.keep_alive_seconds, now)
         for watcher in engine.sessions.watchers:
             watcher.attached(session)
+        if session.durable:
+            engine.effects.records.append(records.session(session, engine.effects.wall_offset, False))
 
     def go_on(self, channel: Channel, session: Session, now: float) -> None:
         """The session is complete: process what its client sent meanwhile, and send what waits."""

@@ -18,6 +18,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
 from nearcast.fabric.parts import LinkUser
+from nearcast.fabric.resumption import Resumed
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.connection import CLOSED, Connection
@@ -191,6 +192,9 @@ class Trunks(LinkUser):
             adopted = self.new_channel(trunk, channel_number, Peer("adopted"))
             self.handover.adopt(adopted, fields.number(), now)
             return
+        if kind == frames.RESUME:
+            self._resume(trunk, channel_number, fields, now)
+            return
         channel = trunk.channels.get(channel_number)
         if channel is None:
             if kind > frames.CLIENT_WINDOW and kind != frames.MOVE and kind != frames.FREEZE:
@@ -225,6 +229,17 @@ class Trunks(LinkUser):
             trunk.end(channel)
             return
         channel.connection = self.engine.open(channel.peer, channel, now)
+
+    def _resume(self, trunk: Trunk, channel_number: int, fields: Fields, now: float) -> None:
+        channel = self.new_channel(trunk, channel_number, read_peer(fields))
+        resumed = Resumed(self._fabric, channel, fields)
+        connection = self.engine.open(channel.peer, channel, now)
+        channel.connection = connection
+        if resumed.connect is None:
+            connection.close_reason = "a CONNECT that makes no sense"
+            channel.close()
+        else:
+            self.engine.resume(connection, resumed.connect, resumed, now)
 
     def new_channel(self, trunk: Trunk, channel_number: int, peer: Peer) -> Channel:
         """A channel that has no connection yet."""

@@ -34,6 +34,13 @@ class Producer:
         """There is room for output again."""
 
 
+class Resumption:
+    """A client that was let in elsewhere and goes on here: it is told nothing, least of all CONNACK."""
+
+    def accepted(self, connection: Connection, session: Session, present: bool, now: float) -> None:
+        """It is let in here, too; ``present`` when its session was found."""
+
+
 class Connection:
     """See the module. A driver uses ``handle``, ``congested``, ``reading``, ``closing``, ``take``, ``take_held`` and
     ``committed``, and reads the rest."""
@@ -81,6 +88,7 @@ class Connection:
         self.auth_method: str | None = None
         self.pending_connect: Connect | None = None
         self.pending_verdict = False
+        self.resumption: Resumption | None = None
         self.authenticating_again = False
         self.aliases_in: dict[int, bytes] | None = None
         self.aliases_out: dict[bytes, int] | None = None

@@ -27,7 +27,7 @@ from nearcast.errors import RemoteProtocolError
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Authenticator, Authorizer, Peer, Verdict
 from nearcast.mqtt.codec import REASON_CODES, decode
-from nearcast.mqtt.connection import AUTHENTICATING, AWAITING_CONNECT, CLOSED, CONNECTED, Connection
+from nearcast.mqtt.connection import AUTHENTICATING, AWAITING_CONNECT, CLOSED, CONNECTED, Connection, Resumption
 from nearcast.mqtt.decoding import claimed_version
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.handshake import Handshake
@@ -139,6 +139,16 @@ class Engine:
             data = bytes(partial)
             connection.partial = None
         self._process(connection, data, now)
+
+    def resume(self, connection: Connection, packet: Connect, resumption: Resumption, now: float) -> None:
+        """A client goes on here that was let in elsewhere with this CONNECT, under the client identifier in it."""
+        connection.resumption = resumption
+        try:
+            if packet.properties is not None and packet.properties.authentication_method is not None:
+                raise RemoteProtocolError(reasons.NOT_AUTHORIZED, "the client has to authenticate anew")
+            self.handshake.connect(connection, packet, now)
+        except RemoteProtocolError as error:
+            self._fail(connection, error, now)
 
     def authenticated(self, connection: Connection, verdict: Verdict, now: float) -> None:
         """The authenticator's late answer; goes on with whatever arrived meanwhile."""
@@ -447,7 +457,9 @@ class Engine:
             properties = Properties(reason_string=error.message)
         if connection.state in (AWAITING_CONNECT, AUTHENTICATING):
             self.stats.connects_refused += 1
-            if error.reason_code == reasons.UNSUPPORTED_PROTOCOL_VERSION:
+            if connection.resumption is not None:
+                pass  # it had its CONNACK
+            elif error.reason_code == reasons.UNSUPPORTED_PROTOCOL_VERSION:
                 connection.push(_CONNACK_WRONG_VERSION)
             elif connection.version == MQTT_5:
                 sayable = error.reason_code if error.reason_code in REASON_CODES[CONNACK] else reasons.UNSPECIFIED_ERROR

@@ -188,7 +188,9 @@ class Handshake:
             self._refuse(connection, reasons.NOT_AUTHORIZED, "not allowed to publish the will", None, now)
             return
         claims = self.claims
-        if claims is not None and claims.claim(connection, verdict, packet.clean_start, now):
+        resumption = connection.resumption
+        clean_start = packet.clean_start and resumption is None
+        if claims is not None and claims.claim(connection, verdict, clean_start, now):
             connection.pending_verdict = True
             return
         connection.pending_connect = None
@@ -203,10 +205,12 @@ class Handshake:
             return
         if session is not None and session.connection is not None:  # [MQTT-3.1.4-3]
             self._effects.stats.takeovers += 1
+            if resumption is not None:
+                session.will = None  # the client is not gone
             self._drop(session.connection, reasons.SESSION_TAKEN_OVER, now, None)
             session = sessions.by_client.get(client_id)
         was_durable = session is not None and session.durable
-        if session is not None and packet.clean_start:  # [MQTT-3.1.2-4]
+        if session is not None and clean_start:  # [MQTT-3.1.2-4]
             sessions.end(session, now)
             session = None
         present = session is not None
@@ -225,9 +229,12 @@ class Handshake:
         connection.awaits_disk = was_durable and not (present and session.durable)
         self._effects.stats.connects_accepted += 1
         self._effects.stats.connected_clients += 1
-        connection.push(encode(ConnAck(reasons.SUCCESS, present, answer), connection.version))
+        if resumption is None:
+            connection.push(encode(ConnAck(reasons.SUCCESS, present, answer), connection.version))
+        else:
+            resumption.accepted(connection, session, present, now)
         self._start_keep_alive(connection, now)
-        if present:
+        if present or resumption is not None:
             session.resume(now)
 
     def _may_publish_will(self, connection: Connection, will: Will) -> bool:
@@ -289,7 +296,8 @@ class Handshake:
             properties = Properties(
                 reason_string=reason if connection.wants_problem_information else None, server_reference=server_reference
             )
-        connection.push(connection.fitting(ConnAck(reason_code, False, properties)))
+        if connection.resumption is None:
+            connection.push(connection.fitting(ConnAck(reason_code, False, properties)))
         connection.state = CLOSED
         connection.forget()
         connection.closing = True

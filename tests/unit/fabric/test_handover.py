@@ -92,6 +92,10 @@ def test_moved_at_random_under_load_nothing_is_lost_or_doubled(seed: int) -> Non
     for topic, payload in client.messages:
         got.setdefault(topic, []).append(payload)
     assert client.failures == []
+    for topic, payloads in got.items():
+        if topic.endswith("/0"):
+            # Its publisher moved, too: what it published here and there comes over different links.
+            payloads.sort(key=int)
     assert got == sent
     assert client.moves
     for node in mesh.nodes.values():
