@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -23,7 +23,7 @@ from nearcast.errors import ConfigError, EmulationError
 from nearcast.experiments import plots
 from nearcast.experiments.emulated import Program, run_emulated
 from nearcast.experiments.experiment import Bar, Experiment, Parameters, at_least, at_most
-from nearcast.experiments.nodes import CONTROLLER, http_ports
+from nearcast.experiments.nodes import http_ports
 from nearcast.experiments.run import Run
 from nearcast.experiments.simulated import run_simulated
 from nearcast.recording.schema import arrow
@@ -31,6 +31,9 @@ from nearcast.scenario.files import load_topology, resolve
 from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
 from nearcast.scenario.topology import Topology
 from nearcast.scenario.workload import OWN_HOST, Clients, Publishing, Subscribing
+
+if TYPE_CHECKING:
+    from nearcast.experiments.emma_results import Told
 
 EVENTS = (
     "clients of `global` appear",
@@ -155,15 +158,15 @@ class Emma(Experiment[EmmaParameters]):
             run.step("simulating")
             result = run_simulated(run, scenario, parameters.seed, events="emma")
             run.figure("simulation", result)
-            moves = emma_results.simulated_moves(result.figures)
+            told = emma_results.simulated(result.figures)
             start_ns = 0
         else:
-            moves = self._emulate(run, scenario)
+            told = self._emulate(run, scenario)
             start_ns = int((run.folder / "load" / "emma" / "start").read_text())
         run.step("evaluating")
-        emma_results.evaluate(run, scenario, moves, start_ns)
+        emma_results.evaluate(run, scenario, told, start_ns)
 
-    def _emulate(self, run: Run[EmmaParameters], scenario: Scenario) -> list[Any]:
+    def _emulate(self, run: Run[EmmaParameters], scenario: Scenario) -> Told:
         from nearcast.experiments import emma_results
 
         parameters = run.parameters
@@ -187,10 +190,10 @@ class Emma(Experiment[EmmaParameters]):
             )
             for name, (host, port) in http_ports(scenario).items()
         ]
-        asked: list[Any] = []
+        answers: list[Told] = []
 
         async def question(wan: Wan) -> None:
-            asked.extend(await emma_results.ask_moves(wan, scenario))
+            answers.append(await emma_results.ask(wan, scenario))
 
         result = run_emulated(
             run, scenario, parameters.seed, events="emma", mode="namespaces", beside=samplers, question=question
@@ -199,7 +202,7 @@ class Emma(Experiment[EmmaParameters]):
         for process in result.status.processes:
             if process.state in ("failed", "killed") or (process.exit_code or 0) > 0:
                 run.note(f"{process.name} did not end as it should: see {process.log}")
-        return asked
+        return answers[0]
 
 
 def scenario_of(parameters: EmmaParameters) -> Scenario:
@@ -315,6 +318,3 @@ def _topology(scale: float) -> Topology:
     if 2 * count > 200:
         raise ConfigError(f"`scale`: {2 * count} client machines, and as many gateways, are more than one machine can run")
     return msgspec.structs.replace(topology, hosts=hosts)
-
-
-__all__ = ["CONTROLLER", "EVENTS", "REGIONS", "Emma", "EmmaParameters", "scenario_of", "stream_topic"]

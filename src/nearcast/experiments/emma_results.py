@@ -8,7 +8,7 @@ the event. Gaps are the longest time without a message in a stream around a move
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,16 @@ from nearcast.experiments.nodes import MAKER
 from nearcast.experiments.run import Run
 from nearcast.experiments.sampling import rates, read_samples
 from nearcast.scenario.assembly import build_network
-from nearcast.scenario.expansion import expand_brokers, topology_of
+from nearcast.scenario.expansion import expand_brokers, expand_gateways, topology_of
 from nearcast.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TOPICS = ("global", *REGIONS.values())
+REGIONAL = (6, 7)
+"""After these events every region has its broker, and clients have had time to go there."""
+
 STABLE_SHARE = 0.1
 STABLE_MS = 2.0
 BIN_S = 1.0
@@ -40,6 +43,9 @@ LEAST_BIN_S = 0.5
 
 AROUND_S = 0.3
 """How long before a move is ordered and after it ended a gap still counts as its."""
+
+STOPPING_S = 2.0
+"""How long a broker that stops may take to hand its clients over, to be counted as that."""
 
 MOST_MOVES_SHOWN = 40
 
@@ -58,7 +64,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class _MoveView(msgspec.Struct):
+class MoveView(msgspec.Struct):
     """What the controller says of a move."""
 
     gateway: str
@@ -73,21 +79,75 @@ class _MoveView(msgspec.Struct):
     detail: str
 
 
-async def ask_moves(wan: Wan, scenario: Scenario) -> list[Any]:
-    """The controller's list of moves, oldest first; times are those of the wall clock."""
+class _ClientView(msgspec.Struct):
+    """What the controller says of a client."""
+
+    gateway: str | None
+    broker: str
+
+
+class _Page(msgspec.Struct):
+    clients: list[_ClientView]
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller knows at the end."""
+
+    moves: list[MoveView]
+    """Oldest first; times are those of the wall clock."""
+
+    brokers: dict[str, str]
+    """Which broker each gateway's clients are at."""
+
+
+async def ask(wan: Wan, scenario: Scenario) -> Told:
+    """The controller's moves, and where everybody is."""
     if scenario.controller is None:
-        return []
+        return Told(moves=[], brokers={})
     secret = Path((await wan.status()).output) / "data" / MAKER / "secret"
-    url = f"http://127.0.0.1:{scenario.controller.http_port}/api/v1/moves?limit=10000"
-    command = ["python", "-P", "-m", "nearcast.experiments.asking", url, str(secret)]
-    answer = await wan.run(scenario.controller.host, command, timeout_s=20)
+    base = f"http://127.0.0.1:{scenario.controller.http_port}/api/v1"
+    answers = []
+    for what in ("moves", "clients"):
+        command = ["python", "-P", "-m", "nearcast.experiments.asking", f"{base}/{what}?limit=10000", str(secret)]
+        answers.append((await wan.run(scenario.controller.host, command, timeout_s=20)).check().output)
     try:
-        return list(reversed(msgspec.json.decode(answer.check().output, type=list[_MoveView])))
+        moves = msgspec.json.decode(answers[0], type=list[MoveView])
+        clients = msgspec.json.decode(answers[1], type=_Page).clients
     except msgspec.DecodeError as error:
-        raise EmulationError(f"the controller's list of moves is not as expected: {error}") from error
+        raise EmulationError(f"the controller's answer is not as expected: {error}") from error
+    brokers = {client.gateway: client.broker for client in clients if client.gateway is not None}
+    return Told(moves=moves[::-1], brokers=brokers)
 
 
-def placed_in_time(views: Sequence[_MoveView], start_ns: int) -> list[Moved]:
+def hand_overs(scenario: Scenario, moves: Sequence[Moved], brokers: Mapping[str, str]) -> list[Moved]:
+    """Moves that no controller ordered: a broker that stops asks gateways to take their clients elsewhere. Where to is known
+    from the next move from there, or from where they are at the end."""
+    found = []
+    for broker in expand_brokers(scenario):
+        if broker.stop_s is None:
+            continue
+        for gateway in (each.name for each in expand_gateways(scenario)):
+            own = [move for move in moves if move.gateway == gateway and move.state == "done"]
+            before = [move for move in own if move.until_s <= broker.stop_s]
+            later = [move for move in own if move.from_s > broker.stop_s]
+            target = later[0].origin if later else brokers.get(gateway, "")
+            if before and before[-1].target == broker.name and target not in ("", broker.name):
+                found.append(
+                    Moved(
+                        gateway=gateway,
+                        origin=broker.name,
+                        target=target,
+                        kind="stopping",
+                        state="done",
+                        clients=before[-1].clients,
+                        from_s=broker.stop_s,
+                        until_s=broker.stop_s + STOPPING_S,
+                    )
+                )
+    return found
+
+
+def placed_in_time(views: Sequence[MoveView], start_ns: int) -> list[Moved]:
     """Moves in the scenario's time; those before its beginning are none of it."""
     start = start_ns / 1e9
     found = []
@@ -110,16 +170,18 @@ def placed_in_time(views: Sequence[_MoveView], start_ns: int) -> list[Moved]:
     return found
 
 
-def simulated_moves(figures: dict[str, Any]) -> list[Any]:
+def simulated(figures: dict[str, Any]) -> Told:
     """The same from the simulator, whose clock begins at 0."""
-    return msgspec.convert(figures.get("moves", []), list[_MoveView])
+    return msgspec.convert({"moves": figures.get("moves", []), "brokers": figures.get("gateways", {})}, Told)
 
 
-def evaluate(run: Run[EmmaParameters], scenario: Scenario, views: Sequence[Any], start_ns: int) -> None:
+def evaluate(run: Run[EmmaParameters], scenario: Scenario, told: Told, start_ns: int) -> None:
     """Everything, from what was recorded."""
     flows = Flows(run.events("emma"), scenario, start_ns)
-    moves = placed_in_time(views, start_ns)
+    moves = placed_in_time(told.moves, start_ns)
+    moves = sorted([*moves, *hand_overs(scenario, moves, told.brokers)], key=lambda move: move.from_s)
     run.figure("moves", moves)
+    run.figure("brokers_at_the_end", told.brokers)
     topics = {topic: flows.deliveries(topic) for topic in TOPICS}
     _delivery(run, flows)
     _latency(run, scenario, topics)
@@ -180,7 +242,7 @@ def _latency(run: Run[EmmaParameters], scenario: Scenario, topics: dict[str, Del
     run.figure("latency", [dict(zip(columns, row, strict=True)) for row in rows])
     excess: dict[str, float] = {}
     for region in REGIONS.values():
-        found = [topics[region].sent_between(*_after(parameters, number)).latency_ms for number in (5, 6, 7)]
+        found = [topics[region].sent_between(*_after(parameters, number)).latency_ms for number in REGIONAL]
         latencies = np.concatenate(found)
         if len(latencies):
             excess[region] = round(float(latencies.mean()) - imposed_ms(scenario, region), 3)
@@ -334,7 +396,7 @@ def _draw(run: Run[EmmaParameters], topics: dict[str, Deliveries]) -> None:
     with run.plot("intra-region", "Latency while both regions have brokers (figure 5c)", "time (s)", "latency (ms)") as axes:
         for region in REGIONS.values():
             middles, means = binned_mean_ms(topics[region], width_s, parameters.duration_s)
-            inside = (middles >= _after(parameters, 5)[0]) & (middles < parameters.event_s(8))
+            inside = (middles >= parameters.event_s(5)) & (middles < parameters.event_s(8))
             axes.plot(middles[inside], means[inside], label=region)
         axes.set_ylim(bottom=0.0)
     with run.plot("global", "Latency of `global` by subscriber (figure 6)", "time (s)", "latency (ms)") as axes:

@@ -12,7 +12,7 @@ from nearcast.emulation import namespaces
 from nearcast.errors import ConfigError, InvalidValue
 from nearcast.experiments import emma_results
 from nearcast.experiments.emma import EVENTS, Emma, EmmaParameters, scenario_of, stream_topic
-from nearcast.experiments.emma_results import _MoveView, imposed_ms, placed_in_time, round_trip_ms
+from nearcast.experiments.emma_results import MoveView, Told, hand_overs, imposed_ms, placed_in_time, round_trip_ms
 from nearcast.experiments.experiment import effective_parameters
 from nearcast.experiments.run import Outcome, Run, perform
 from nearcast.recording import EventWriter, MessageEvent, message_id
@@ -98,7 +98,7 @@ def test_what_the_network_imposes() -> None:
     assert round_trip_ms(scenario, "", "broker-east") == 0.0
 
 
-def view(**changes: Any) -> _MoveView:
+def view(**changes: Any) -> MoveView:
     fields: dict[str, Any] = {
         "gateway": "gateway-global-east",
         "origin": "broker-central",
@@ -111,7 +111,7 @@ def view(**changes: Any) -> _MoveView:
         "ended_at": 1018.4,
         "detail": "",
     }
-    return _MoveView(**(fields | changes))
+    return MoveView(**(fields | changes))
 
 
 def test_moves_in_the_time_of_the_scenario() -> None:
@@ -120,6 +120,23 @@ def test_moves_in_the_time_of_the_scenario() -> None:
     first, second = placed_in_time([before, view(), pending], 1_000 * 10**9)
     assert (first.from_s, first.until_s, first.origin) == (18.0, 18.4, "broker-central")
     assert (second.from_s, second.until_s, second.origin) == (17.9, 17.9, "")
+
+
+def test_who_is_handed_over_when_a_broker_stops() -> None:
+    scenario = scenario_of(QUICK)
+    (there,) = placed_in_time([view()], 1_000 * 10**9)
+    (found,) = hand_overs(scenario, [there], {"gateway-global-east": "broker-west-1"})
+    assert (found.gateway, found.origin, found.target, found.clients) == (
+        "gateway-global-east",
+        "broker-east",
+        "broker-west-1",
+        4,
+    )
+    balanced = msgspec.structs.replace(there, origin="broker-central", target="broker-west-2", from_s=30.0, until_s=30.1)
+    (found,) = hand_overs(scenario, [there, balanced], {"gateway-global-east": "broker-west-2"})
+    assert found.target == "broker-central", "it was moved again afterwards"
+    away = msgspec.structs.replace(there, origin="broker-east", target="broker-central", from_s=20.0, until_s=20.1)
+    assert hand_overs(scenario, [there, away], {"gateway-global-east": "broker-central"}) == [], "it had gone before"
 
 
 def latency_ms(topic: str, sent_s: float) -> float:
@@ -188,7 +205,7 @@ class Made(Emma):
     lose = ""
     repeat = ""
     gap = (18.0, 18.1)
-    moves: tuple[_MoveView, ...] = (view(),)
+    moves: tuple[MoveView, ...] = (view(),)
 
     def check(self, parameters: EmmaParameters) -> None: ...
 
@@ -204,7 +221,8 @@ class Made(Emma):
             for second in range(33)
         ]
         (samples / "broker-central.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        emma_results.evaluate(run, scenario_of(run.parameters), self.moves, self.start_ns)
+        told = Told(moves=list(self.moves), brokers={"gateway-global-east": "broker-central"})
+        emma_results.evaluate(run, scenario_of(run.parameters), told, self.start_ns)
 
 
 def bars(outcome: Outcome) -> dict[str, float | None]:
@@ -218,7 +236,7 @@ def test_a_good_run(tmp_path: Path) -> None:
     found = bars(outcome)
     assert found["intra_region_excess_ms"] == pytest.approx(1.2, abs=0.01), "1.7 ms, of which the links make 0.5"
     assert found["interruption_ratio"] == pytest.approx(0.1 / (2 * 0.098 + 0.05), abs=0.05)
-    assert found["moves"] == 4
+    assert found["moves"] == 8
     tables = {table.title: table for table in outcome.tables}
     latency = {(row[0], row[1]): row[2:] for row in tables["latency by topic"].rows}
     before, after, stable = latency["5 broker starts in us-east", "us-east"]
@@ -229,9 +247,10 @@ def test_a_good_run(tmp_path: Path) -> None:
     throughput = tables["messages per second in/out of brokers, after event"]
     assert throughput.rows[0] == ["broker-central", *(["50/70"] * len(EVENTS))]
     assert throughput.rows[1] == ["broker-west-1", *(["-"] * len(EVENTS))]
-    (move,) = tables["moves that a stream of 100 messages a second shows"].rows
+    move, stopping = tables["moves that a stream of 100 messages a second shows"].rows
     assert move[:6] == [18.0, "gateway-global-east", "broker-central", "broker-east", "nearer", 4]
     assert move[8] == 246.0
+    assert stopping[:6] == [28.0, "gateway-global-east", "broker-east", "broker-central", "stopping", 4]
     assert len(outcome.plots) == 5
 
 
@@ -252,7 +271,7 @@ def test_what_goes_wrong_is_found(tmp_path: Path) -> None:
     assert found["interruption_ratio"] is not None
     assert found["interruption_ratio"] > 1.5
     assert any(note.startswith(f"the first loss: what {names[0]} sent") for note in outcome.notes)
-    assert "1 of 2 moves failed, the first because: the broker did not answer" in outcome.notes
+    assert "1 of 3 moves failed, the first because: the broker did not answer" in outcome.notes
 
 
 def test_streams_are_watched_in_both_regions() -> None:
