@@ -181,6 +181,7 @@ class Controller(LinkUser):
         entry.state = "up"
         entry.changed_at = now
         self.detector.watch(node.name, now)
+        self.moves.order_again(node.name)
         self._adopt_rules(node.classes)
         if entry.is_broker:
             self._tell_others(entry, Members(members=(entry.member(),)))
@@ -230,10 +231,12 @@ class Controller(LinkUser):
         self.reports += 1
         entry.freshen(now)
         outcomes = report.outcomes
+        before = entry.report.brokers
         if entry.take_report(report, now):
             self._soon(now)
         for pending in self.moves.pending.values():
-            if pending.gateway == entry.name:
+            target = pending.target
+            if pending.gateway == entry.name and report.brokers.get(target, 0) > before.get(target, 0):
                 self.moves.progressed(pending.number, now)
         for outcome in outcomes:
             move = self.moves.ended(outcome, self.wall(now))
@@ -297,7 +300,7 @@ class Controller(LinkUser):
                     kind=migration.reason,
                     reason=migration.explain(),
                     created_at=self.wall(now),
-                    clients_per_second=self.settings.drain_clients_per_second if migration.reason == "draining" else 0.0,
+                    clients_per_second=self._pace(origin) if migration.reason == "draining" else 0.0,
                 )
             )
         for gateway in network.gateways:
@@ -308,6 +311,10 @@ class Controller(LinkUser):
                 entry.ranking = ranked
                 entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=ranked)))
         self._order_due(now)
+
+    def _pace(self, origin: Entry | None) -> float:
+        rate = 0.0 if origin is None else origin.drain_clients_per_second
+        return rate or self.settings.drain_clients_per_second
 
     def _order_due(self, now: float) -> None:
         for move in self.moves.due(now, self.wall(now)):
@@ -395,8 +402,7 @@ class Controller(LinkUser):
         others = [other for other in self.brokers() if other is not entry and not other.shunned]
         if draining and not others and any(gateway.home == name for gateway in self.gateways()):
             raise Refused(f"there is no other broker that the clients of {name} could go to")
-        if draining and clients_per_second is not None:
-            self.settings = msgspec.structs.replace(self.settings, drain_clients_per_second=clients_per_second)
+        entry.drain_clients_per_second = clients_per_second or self.settings.drain_clients_per_second
         if entry.draining != draining:
             entry.draining = draining
             entry.changed_at = now

@@ -136,6 +136,13 @@ class Moves:
             self._end(move, "failed", wall, "the gateway did not say in time how it went")
         return expired
 
+    def order_again(self, gateway: str) -> None:
+        """A gateway's link is new: what it was told or said on the one before may be lost. Doing it twice does no harm."""
+        for move in self.pending.values():
+            if move.gateway == gateway:
+                move.state = "waiting"
+                self._deadlines.pop(move.number, None)
+
     def give_up(self, gateway: str, wall: float, why: str) -> None:
         """A gateway is gone."""
         for move in [move for move in self.pending.values() if move.gateway == gateway]:

@@ -53,6 +53,7 @@ class Entry:
         self.held_until = 0.0
         """Until when the automatic reconfiguration leaves this gateway where somebody put it by hand."""
         self.draining = False
+        self.drain_clients_per_second = 0.0
         self.leaving = False
         self.for_good = False
         self.clients: dict[str, ClientFacts] = {}
