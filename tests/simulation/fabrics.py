@@ -68,7 +68,7 @@ def _topology(rng: random.Random, brokers: int) -> Topology:
         between=("region", "edge"),
         latency_ms=latency_ms,
         jitter_ms=latency_ms / rng.choice((5, 20)),
-        loss=rng.choice((0.0, 0.0, 0.01, 0.05)),
+        loss=rng.choice((0.0, 0.0, 0.01, 0.03)),
         bandwidth_mbps=rng.choice((0.0, 0.0, 5.0, 20.0)),
     )
     hosts = tuple(Host(name=f"b-{index + 1}", site=rng.choice(("region", "edge"))) for index in range(brokers))
@@ -84,11 +84,11 @@ def _clients(rng: random.Random, name: str, brokers: list[str]) -> Clients:
     publish = tuple(
         Publishing(
             topic="t/{client}/" + level,
-            rate_hz=rng.choice((1.0, 5.0, 20.0)),
+            rate_hz=rng.choice((1.0, 3.0, 10.0)),
             qos=rng.choice((0, 1, 2)),
             retain=rng.random() < 0.3,
             poisson=rng.random() < 0.5,
-            payload_bytes=rng.choice((32, 100, 2_000, 20_000)),
+            payload_bytes=rng.choice((32, 100, 100, 2_000)),
         )
         for level in rng.sample("abcd", rng.randint(0, 3))
     )

@@ -9,19 +9,25 @@ Settings, beside those of ``mqtt``:
     have to be reached through those in between. (All with all.)
 ``fabric``
     Settings of the links, as in a broker's configuration.
+``moves_per_minute``
+    How often a client of a gateway, any one, is moved to another broker, any one, until ``duration_s`` is over (0).
 """
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
 
 from nearcast.errors import ConfigError
+from nearcast.fabric.gateway import GatewaySettings
 from nearcast.fabricconfig import Fabric as LinkSettings
-from nearcast.scenario.expansion import expand_brokers, expand_clients
-from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.expansion import expand_brokers, expand_clients, expand_gateways
+from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
 from nearcast.simulation.fabric_broker import FabricBroker
+from nearcast.simulation.fabric_controller import SimulatedController
+from nearcast.simulation.fabric_gateway import SimulatedGateway
 from nearcast.simulation.fabric_invariants import Brokers, FabricLedger, FabricTables
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
@@ -36,6 +42,12 @@ class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fie
 
     links: tuple[tuple[str, str], ...] | None = None
     fabric: LinkSettings = LinkSettings()
+    moves_per_minute: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.moves_per_minute <= 1e6:
+            raise ValueError("`moves_per_minute` must be between 0 and 1,000,000")
 
 
 class Fabric(Mqtt):
@@ -50,6 +62,11 @@ class Fabric(Mqtt):
         self.brokers: dict[str, Broker] = {}
         self.tables: FabricTables | None = None
         self._dials: dict[str, list[str]] = {}
+        self._gateways_of: dict[str, list[Gateway]] = {}
+        self._controller: Controller | None = None
+        self._duration_s = 0.0
+        self.gateways = 0
+        self.moves_asked = 0
 
     def build(self, world: World, scenario: Scenario) -> list[Invariant]:
         self.settings = _settings(scenario)
@@ -60,8 +77,15 @@ class Fabric(Mqtt):
                 raise ConfigError(f"`brokers`: {broker.name} needs `fabric = true` in the protocol fabric", key="brokers")
             self.brokers[broker.name] = broker
             self.brokers_of.setdefault(broker.host, []).append(broker)
+        self._controller = scenario.controller
+        self._duration_s = scenario.duration_s
         self._dials = self._whom_to_dial()
-        listening = {(broker.host, broker.port) for broker in self.brokers.values()}
+        gateways = expand_gateways(scenario)
+        for gateway in gateways:
+            self._gateways_of.setdefault(gateway.host, []).append(gateway)
+        self.gateways = len(gateways)
+        doors = {(gateway.host, gateway.port) for gateway in gateways}
+        listening = {(broker.host, broker.port) for broker in self.brokers.values()} | doors
         for client in clients:
             if (client.broker, client.port) not in listening:
                 raise ConfigError(
@@ -70,26 +94,87 @@ class Fabric(Mqtt):
                 )
             self.workloads_of.setdefault(client.host, []).append(Workload(client, world.seed))
         self._brokers, self._clients = len(self.brokers), len(clients)
-        for name in dict.fromkeys([*self.brokers_of, *self.workloads_of]):
+        controllers = [] if self._controller is None else [self._controller.host]
+        for name in dict.fromkeys([*controllers, *self.brokers_of, *self._gateways_of, *self.workloads_of]):
             world.place(name, lambda host: MqttNode(host, self))
         durable = {broker.name: broker.durable for broker in self.brokers.values()}
         brokers = Brokers(durable, self._running, lambda name: _is_meant(self.brokers[name], world.now))
-        ledger = FabricLedger(clients, brokers, set(), lambda: world.now)
+        ledger = FabricLedger(clients, brokers, doors, lambda: world.now)
         self.ledger = ledger
         self.tables = FabricTables(clients, brokers, lambda: world.now, lambda: world.is_cut, lambda: ledger.disturbances == 0)
+        if self.settings.moves_per_minute > 0:
+            self._plan_move(world, random.Random(f"{world.seed}/moves"))
         return [ledger, self.tables]
+
+    def _plan_move(self, world: World, rng: random.Random) -> None:
+        """Move some client somewhere, and again after a while."""
+
+        def move() -> None:
+            if world.now >= self._duration_s:
+                return
+            self._move(world, rng)
+            self._plan_move(world, rng)
+
+        world.at(world.now + rng.expovariate(self.settings.moves_per_minute / 60.0), move)
+
+    def _move(self, world: World, rng: random.Random) -> None:
+        target = rng.choice(list(self.brokers))
+        chosen = rng.random()
+        found = [
+            (node, gateway, tunnel.client_id)
+            for node, gateway in self._running_gateways(world)
+            for tunnel in gateway.machine.tunnels
+        ]
+        if found:
+            node, gateway, client = found[int(chosen * len(found))]
+            self.moves_asked += gateway.move(client, target)
+            node.plan(gateway)
+
+    def _running_gateways(self, world: World) -> list[tuple[MqttNode, SimulatedGateway]]:
+        nodes = [world.host(name).node for name in self._gateways_of if world.host(name).running]
+        return [
+            (node, program)
+            for node in nodes
+            if isinstance(node, MqttNode)
+            for program in node.programs
+            if isinstance(program, SimulatedGateway)
+        ]
+
+    def add_programs(self, node: MqttNode) -> None:
+        settings = self.settings
+        controller = self._controller
+        if controller is not None and controller.host == node.host.name:
+            made = SimulatedController(node.host, controller, settings.fabric, node)
+            node.add(made, controller.start_s, controller.stop_s)
+        for gateway in self._gateways_of.get(node.host.name, ()):
+            governed = controller if gateway.controller else None
+            known = [] if governed is not None else [_address(broker) for broker in self.brokers.values()]
+            program = SimulatedGateway(
+                node.host,
+                gateway,
+                settings.fabric,
+                GatewaySettings(),
+                known,
+                None if governed is None else f"{governed.host}:{governed.port}",
+                settings.limits,
+                node,
+            )
+            node.ports[gateway.port] = program
+            node.add(program, gateway.start_s, gateway.stop_s)
 
     def _whom_to_dial(self) -> dict[str, list[str]]:
         """The link addresses that each broker is told of."""
         dials: dict[str, list[str]] = {name: [] for name in self.brokers}
         pairs = self.settings.links
+        if pairs is None and self._controller is not None:
+            return dials
         if pairs is None:
             pairs = tuple((one, other) for one in self.brokers for other in self.brokers if one != other)
         for one, other in pairs:
             for name in (one, other):
                 if name not in self.brokers:
                     raise ConfigError(f"`settings.links`: no broker is called {name}", key="settings.links")
-            dials[one].append(f"{self.brokers[other].host}:{self.brokers[other].link_port}")
+            dials[one].append(_address(self.brokers[other]))
         return dials
 
     def make_broker(self, host: Host, broker: Broker, node: MqttNode) -> FabricBroker:
@@ -99,6 +184,7 @@ class Fabric(Mqtt):
             broker,
             settings.fabric,
             self._dials[broker.name],
+            None if self._controller is None else f"{self._controller.host}:{self._controller.port}",
             settings.limits,
             settings.snapshot_bytes,
             settings.snapshot_step_bytes,
@@ -106,7 +192,7 @@ class Fabric(Mqtt):
         )
         node.ports[broker.link_port] = made
         if settings.links is not None:
-            made.links.reachable = set(self._dials[broker.name])
+            made.links.reachable = {*self._dials[broker.name], made.controller or ""}
 
         def arrived(stream: Stream, data: bytes) -> None:
             if self.tables is not None:
@@ -124,7 +210,18 @@ class Fabric(Mqtt):
     def report(self) -> dict[str, Any]:
         tables = self.tables
         crossed = {} if tables is None else {"crossed": tables.crossed, "crossed_again": tables.crossed_again}
-        return {**super().report(), **crossed}
+        figures = {**super().report(), **crossed}
+        if self.gateways and self._world is not None:
+            moves = [gateway.machine.moves for _, gateway in self._running_gateways(self._world)]
+            figures["gateways"] = self.gateways
+            figures["moved"] = sum(each.moved for each in moves)
+            figures["moves_failed"] = sum(each.failed for each in moves)
+            figures["longest_gap_ms"] = round(max([each.longest_gap_ms for each in moves], default=0.0), 3)
+        return figures
+
+
+def _address(broker: Broker) -> str:
+    return f"{broker.host}:{broker.link_port}"
 
 
 def _is_meant(broker: Broker, now_s: float) -> bool:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from nearcast.config import Limits
+from nearcast.errors import StorageUnavailable
+from nearcast.fabric.broker_node import BrokerNode
+from nearcast.fabric.control import ClassRules, Node, Registration
 from nearcast.fabric.fabric import Fabric
+from nearcast.fabric.links import CONTROLLER
 from nearcast.fabricconfig import Fabric as FabricSettings
+from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.scenario.scenario import Broker
+from nearcast.simulation.disks import Disk
+from nearcast.simulation.folders import DiskFolder
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.link_streams import LinkStreams
 from nearcast.simulation.mqtt_broker import SimulatedBroker
@@ -22,6 +27,54 @@ from nearcast.simulation.programs import ProgramNode
 from nearcast.simulation.streams import Stream
 
 SECRET: Final = b"what all nodes of a simulated fabric share"
+
+SPOOL: Final = 2
+"""What a flush of the disk is for, beside those of the journal."""
+
+LEAVE_S: Final = 10.0
+"""How long a broker that is asked to end has for handing over what it has: ``shutdown_timeout_seconds`` of a real one."""
+
+
+class DiskSpool:
+    """A simulated disk as the place for what is too much for memory. One flush at a time covers all files written by then."""
+
+    def __init__(self, disk: Disk, folder: str, token: int) -> None:
+        self._disk = disk
+        self._folder = DiskFolder(disk, folder)
+        self._token = token
+        self._written: list[tuple[int, int]] = []
+        self._covered: list[tuple[int, int]] = []
+
+    def _path(self, session_number: int, file_number: int) -> str:
+        return self._folder.path(f"{session_number}-{file_number}")
+
+    def write(self, session_number: int, file_number: int, data: bytes) -> None:
+        self._disk.write(self._path(session_number, file_number), data)
+        self._written.append((session_number, file_number))
+        if not self._covered:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._covered, self._written = self._written, []
+        if self._covered:
+            self._disk.sync(self._token)
+
+    def flushed(self) -> list[tuple[int, int]]:
+        """A flush is done: which files are on disk."""
+        done = self._covered
+        self._flush()
+        return done
+
+    def read(self, session_number: int, file_number: int) -> bytes:
+        return self._disk.read(self._path(session_number, file_number))
+
+    def remove(self, session_number: int, file_number: int) -> None:
+        if (session_number, file_number) in self.files():
+            self._disk.remove(self._path(session_number, file_number))
+
+    def files(self) -> list[tuple[int, int]]:
+        found = [name.partition("-") for name in self._folder.names()]
+        return [(int(session), int(number)) for session, _, number in found]
 
 
 class FabricBroker(SimulatedBroker):
@@ -33,6 +86,7 @@ class FabricBroker(SimulatedBroker):
         described: Broker,
         settings: FabricSettings,
         peers: list[str],
+        controller: str | None,
         limits: Limits,
         snapshot_bytes: int,
         step_bytes: int,
@@ -43,18 +97,67 @@ class FabricBroker(SimulatedBroker):
         self.name = described.name
         self.link_port = described.link_port
         self.peers = peers
-        facts = msgspec.msgpack.encode({"address": f"{host.name}:{described.link_port}", "site": ""})
+        self.controller = controller
+        self.left = False
+        self._node = node
+        self._leave_by = float("inf")
         epoch = host.rng.getrandbits(60)
-        self.fabric = Fabric(settings, limits, self.engine, described.name, epoch, SECRET, facts, host.rng, host.now)
+        self.fabric = Fabric(settings, limits, self.engine, described.name, epoch, SECRET, b"", host.rng, host.now)
         self.links = LinkStreams(self.fabric, host, self, node.owners)
+        self.spool: DiskSpool | None = None
+        if described.durable:
+            self.spool = DiskSpool(host.disk, f"broker-{described.port}-spool/", self.token + SPOOL)
+        self.monitor: Monitor | None = None
+        self.registration: Registration | None = None
+        if controller is not None:
+            self.monitor = Monitor(described.name, SECRET, host.rng, MonitorSettings(), standing=False)
+            self.registration = Registration(BrokerNode(self.fabric, self._describe, durable=described.durable), self.monitor)
+            self.fabric.users[CONTROLLER] = self.registration
+            node.datagram_ports[described.link_port] = self
+
+    def _describe(self) -> Node:
+        address = f"{self.host.name}:{self.link_port}"
+        rules = ClassRules() if self.registration is None else self.registration.rules
+        return Node(name=self.name, role="broker", epoch=self.fabric.epoch, link=address, monitoring=address, classes=rules)
+
+    # --- life -----------------------------------------------------------------------------------------------------------
 
     def _let_in(self) -> None:
+        fabric = self.fabric
+        fabric.begin(self.host.now)
+        if self.spool is not None:
+            fabric.channels.use_spool(self.spool)
+        fabric.routes.address = f"{self.host.name}:{self.link_port}"
         for address in self.peers:
-            self.fabric.dial(address, self.host.now)
-        self.fabric.tick(self.host.now)
+            fabric.dial(address, self.host.now)
+        if self.controller is not None:
+            fabric.dial(self.controller, self.host.now)
+        fabric.tick(self.host.now)
         self.host.listen(self.link_port)
         super()._let_in()
         self._settle()
+
+    def stop(self) -> None:
+        """As the real one: others take over what they can, for a while; then clients are sent away."""
+        if not self.open or self.left:
+            return
+        self.left = True
+        self._leave_by = self.host.now + LEAVE_S
+        self.host.stop_listening(self.port)
+        self.fabric.leave(self.host.now)
+        self._settle()
+
+    def _end_if_left(self) -> None:
+        fabric = self.fabric
+        waiting = any(peer.up and peer.session.queued_messages for peer in fabric.peers.values())
+        if self.host.now < self._leave_by and (waiting or not fabric.has_left()):
+            return
+        self._leave_by = float("inf")
+        super().stop()
+        self.host.stop_listening(self.link_port)
+        for link in list(fabric.links):
+            link.close("the broker is stopping")
+        super()._settle()
 
     # --- streams --------------------------------------------------------------------------------------------------------
 
@@ -89,6 +192,22 @@ class FabricBroker(SimulatedBroker):
         else:
             super().lost(stream, reason)
 
+    def datagram(self, source: str, data: bytes) -> None:
+        if self.monitor is not None and self.open:
+            self.monitor.handle(data, source, self.host.now)
+            self._settle()
+
+    def synced(self, purpose: int) -> None:
+        if purpose != SPOOL:
+            super().synced(purpose)
+        elif self.spool is not None and not self.failed:
+            try:
+                for session_number, file_number in self.spool.flushed():
+                    self.fabric.channels.spilled(session_number, file_number, failed=False)
+            except StorageUnavailable as error:
+                self.host.note(f"messages for another broker cannot be put on disk: {error}")
+            self._settle()
+
     def _settle(self) -> None:
         if self.failed:
             return
@@ -96,6 +215,9 @@ class FabricBroker(SimulatedBroker):
         while self.links.reap():
             super()._settle()
         self.links.dial()
+        if self.monitor is not None:
+            for address, data in self.monitor.take_outgoing():
+                self._node.send_datagram(self.link_port, address, data)
 
     def _flush(self) -> None:
         self.fabric.settle(self.host.now)
@@ -111,8 +233,11 @@ class FabricBroker(SimulatedBroker):
         if self.open and self.fabric.next_deadline() <= self.host.now:
             self.fabric.tick(self.host.now)
             self._settle()
+        if self.open and self._leave_by < float("inf"):
+            self._end_if_left()
 
     def next_deadline(self) -> float:
         if not self.open:
             return float("inf")
-        return min(super().next_deadline(), self.fabric.next_deadline(), self.links.next_deadline())
+        deadline = min(super().next_deadline(), self.fabric.next_deadline(), self.links.next_deadline())
+        return min(deadline, self._leave_by)

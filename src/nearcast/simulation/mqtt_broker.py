@@ -237,6 +237,8 @@ class SimulatedBroker(Program):
             self.request_sync()
             self._settle()
             return
+        if purpose != REPLACEMENT:
+            return
         for name in self._useless:
             if self._storage is not None:
                 self._storage.remove(name)

@@ -55,15 +55,15 @@ class Program:
     def synced(self, purpose: int) -> None:
         """A flush that this program asked for is done."""
 
-    def datagram(self, source: int, data: bytes) -> None:
-        """A datagram came to a port of this program, from the host with this index."""
+    def datagram(self, source: str, data: bytes) -> None:
+        """A datagram came to a port of this program, from a host and port."""
 
 
 class ProgramNode(Node):
     """A process of several programs.
 
-    ``ports`` and ``datagram_ports`` say who listens where; datagrams are tuples of a port and bytes. ``owners`` says whose
-    stream is whose; a program enters the streams that it opens, and removes those that it closes.
+    ``ports`` and ``datagram_ports`` say who listens where; a datagram is a tuple of the two ports and bytes. ``owners`` says
+    whose stream is whose; a program enters the streams that it opens, and removes those that it closes.
     """
 
     def __init__(self, host: Host) -> None:
@@ -171,10 +171,18 @@ class ProgramNode(Node):
 
     def received(self, source: int, message: object) -> None:
         if isinstance(message, tuple):
-            program = self.datagram_ports.get(message[0])
+            target_port, source_port, data = message
+            program = self.datagram_ports.get(target_port)
             if program is not None:
-                program.datagram(source, message[1])
+                program.datagram(f"{self.host.world.host_at(source).name}:{source_port}", data)
                 self.plan(program)
+
+    def send_datagram(self, source_port: int, address: str, data: bytes) -> None:
+        """Send a datagram to a host and port; one that does not exist swallows it."""
+        name, _, port = address.rpartition(":")
+        world = self.host.world
+        if world.has_host(name) and port.isdigit():
+            self.host.send(world.host(name).index, (int(port), source_port, data), len(data))
 
     def plan(self, program: Program) -> None:
         """Something happened to a program."""
