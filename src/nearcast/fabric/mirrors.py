@@ -184,6 +184,12 @@ class Mirror:
         repeated without the client."""
         return self.connected and not self.leaving and not self.authenticating
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no exchange between the client and its broker is under way."""
+        waits = self.publishes or self.releases or self.requests or self.received or self.delivered
+        return not waits and not self.pings
+
     # --- towards the broker ---------------------------------------------------------------------------------------------
 
     def outgoing(self, run: bytes) -> bytes:

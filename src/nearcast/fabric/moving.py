@@ -116,14 +116,18 @@ class Moves:
     def proceed(self, now: float) -> None:
         """Begin as many moves as may be under way."""
         for order in list(self.orders):
-            while order.waiting and len(self.under_way) < self._at_once and order.next_at <= now:
+            busy = 0
+            while len(order.waiting) > busy and len(self.under_way) < self._at_once and order.next_at <= now:
                 line = self._gateway.lines.get(order.target)
                 if line is None:
                     if now - order.since >= self._timeout_s or not self._gateway.reaches(order.target, now):
                         self._give_up(order, f"{order.target} cannot be reached")
                     break
                 tunnel = order.waiting.popleft()
-                if self._begin(tunnel, line, order, now) and order.clients_per_second:
+                if tunnel.move is not None:
+                    order.waiting.append(tunnel)  # its turn comes when that move is over
+                    busy += 1
+                elif self._begin(tunnel, line, order, now) and order.clients_per_second:
                     order.next_at = max(order.next_at, now - 1.0) + 1 / order.clients_per_second
             if order.finished:
                 self.orders.remove(order)
@@ -142,7 +146,6 @@ class Moves:
         if (
             tunnel.state != OPEN
             or tunnel.closing
-            or tunnel.move is not None
             or not isinstance(origin, Channel)
             or origin.line is line
             or mirror is None
@@ -332,6 +335,6 @@ class Moves:
             if order.waiting:
                 if order.target not in self._gateway.lines:
                     deadline = min(deadline, order.since + self._timeout_s)
-                elif len(self.under_way) < self._at_once:
+                elif order.next_at > self._gateway.now:
                     deadline = min(deadline, order.next_at)
         return deadline

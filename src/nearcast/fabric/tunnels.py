@@ -25,7 +25,7 @@ from nearcast.mqtt.access import Peer
 from nearcast.mqtt.codec import claimed_version, decode, encode
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, ConnAck, Connect, Disconnect
 from nearcast.mqtt.records import blob, number
-from nearcast.mqtt.wire import CONNECT
+from nearcast.mqtt.wire import CONNECT, PUBACK, PUBCOMP
 
 if TYPE_CHECKING:
     from nearcast.fabric.gateway import Gateway
@@ -167,6 +167,8 @@ class Tunnel:
         self.mirror: Mirror | None = None
         self.upstream: Upstream | None = None
         self.previous: Upstream | None = None
+        #: A broker that is being left and still gets acknowledgements, while the rest waits.
+        self.settling: Upstream | None = None
         self.move: Move | None = None
         self.congested = False
         self.reading = True
@@ -233,8 +235,27 @@ class Tunnel:
         self.gateway.place(self, now)
 
     def _wait(self, run: bytes) -> None:
-        self._pending.append(run)
-        self._pending_bytes += len(run)
+        if self.settling is not None:
+            run = self._settle_exchanges(run, self.settling)
+        if run:
+            self._pending.append(run)
+            self._pending_bytes += len(run)
+
+    def _settle_exchanges(self, run: bytes, upstream: Upstream) -> bytes:
+        """Acknowledgements belong to exchanges with the broker that the client is leaving; the rest is for the next one."""
+        theirs: list[bytes] = []
+        rest: list[bytes] = []
+        position: i64 = 0
+        end: i64 = len(run)
+        while position < end:
+            stop = packet_end(run, position, end)
+            acknowledges = PUBACK <= run[position] >> 4 <= PUBCOMP
+            (theirs if acknowledges else rest).append(run[position:stop])
+            position = stop
+        mirror = self.mirror
+        if theirs and mirror is not None:
+            upstream.send(mirror.outgoing(b"".join(theirs)))
+        return b"".join(rest)
 
     def _forward(self, run: bytes) -> bytes:
         """Pass on as much as the broker takes; returns the rest."""
@@ -313,9 +334,14 @@ class Tunnel:
         except RemoteProtocolError as error:
             self.end(f"{upstream.broker}: {error.message}", now)
             return
-        if not run:
+        if run:
+            self.pass_run(upstream, run)
+        else:
             self.gateway.touch(self)  # what was taken in is confirmed: a packet may be larger than what is ever under way
-        elif upstream.holding:
+
+    def pass_run(self, upstream: Upstream, run: bytes) -> None:
+        """Whole packets of a broker are for the client."""
+        if upstream.holding:
             upstream.held.append(run)
         else:
             self._pass(run)
@@ -418,6 +444,7 @@ class Tunnel:
     def lost(self, complete_here: bool) -> None:
         """The broker is gone. Of what it was sent, what has an answer to come is sent again to the next one."""
         self.upstream = None
+        self.settling = None
         self._begun = b""
         mirror = self.mirror
         if mirror is None:

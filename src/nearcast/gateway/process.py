@@ -24,9 +24,11 @@ from nearcast.fabric.gateway import Gateway, GatewaySettings
 from nearcast.fabric.gateway_node import GatewayNode
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Greeting
+from nearcast.fabric.plain import PlainGateway
 from nearcast.fabric.trunk_lines import TrunkLine
 from nearcast.fabric.tunnels import Tunnel
-from nearcast.gateway.config import GatewayConfig
+from nearcast.gateway.config import GatewayConfig, plain_name
+from nearcast.gateway.plain_sockets import PlainSockets
 from nearcast.gateway.transports import ClientTransport, GatewayListener
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.mqtt import reasons
@@ -62,7 +64,14 @@ class GatewayProcess:
         settings = GatewaySettings(
             config.patience_seconds, config.max_kept_bytes, config.moves_at_once, config.move_timeout_seconds
         )
-        self.machine = Gateway(self.hub, config.limits, settings, rng, now)
+        self._plain: PlainSockets | None = None
+        if config.plain:
+            brokers = [(address, plain_name(address)) for address in config.brokers]
+            plain = PlainGateway(self.hub, config.limits, settings, rng, now, brokers, config.replay_timeout_seconds)
+            self.machine: Gateway = plain
+            self._plain = PlainSockets(plain, config, self.monotonic, self.flush)
+        else:
+            self.machine = Gateway(self.hub, config.limits, settings, rng, now)
         self.machine.on_connected = self._connected
         self.machine.on_ended = self._ended
         self.machine.on_line = self._line_changed
@@ -119,8 +128,9 @@ class GatewayProcess:
 
     def _look_for_brokers(self) -> None:
         now = self.monotonic()
-        for address in self.config.brokers:
-            self.machine.choice.add(address, configured=True)
+        if not self.config.plain:
+            for address in self.config.brokers:
+                self.machine.choice.add(address, configured=True)
         if self.config.fabric.controller is not None:
             self.hub.dial(self.config.fabric.controller, now)
         self.machine.connect(now)
@@ -176,6 +186,8 @@ class GatewayProcess:
         for client in list(self.clients):
             client.abort()
         await self._emptied()
+        if self._plain is not None:
+            await self._plain.close()
         self.link_sockets.stop_dialling()
         for link in list(self.hub.links):
             link.close("the gateway stops")
@@ -262,6 +274,8 @@ class GatewayProcess:
         self.hub.settle(now)
         self.hub.flush(now)
         self.link_sockets.dial()
+        if self._plain is not None:
+            self._plain.dial()
         if self._monitoring is not None:
             self._monitoring.send()
 
@@ -347,7 +361,7 @@ class GatewayProcess:
         """What /healthz shows. A gateway without any broker is not well."""
         machine = self.machine
         controller = self.registration
-        brokers = [
+        brokers: list[dict[str, object]] = [
             {
                 "name": line.name,
                 "address": line.link.dialed,
@@ -357,6 +371,12 @@ class GatewayProcess:
             }
             for line in machine.lines.values()
         ]
+        if isinstance(machine, PlainGateway):
+            brokers = [
+                {"name": broker.name, "address": broker.address, "clients": broker.clients, "rtt_ms": round(broker.rtt_ms, 3)}
+                for broker in machine.brokers
+                if not broker.down
+            ]
         return {
             "ok": bool(brokers) and not self.stopping,
             "version": __version__,
