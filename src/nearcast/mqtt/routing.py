@@ -406,6 +406,8 @@ class Router:
         if publication.expired(now):  # [MQTT-3.3.2-5]
             self.effects.stats.dropped_expired += publication.count
         elif shared is not None:
+            if self.classes is not None and not self.classes.crosses(publication.topic):
+                shared = _without_peers(shared)
             elsewhere = self._publish_shared(shared, publication, False, now)
             if elsewhere is not None:
                 self._pass_to(elsewhere, elsewhere.topic_filter, publication, now)

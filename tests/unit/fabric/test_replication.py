@@ -357,3 +357,125 @@ def test_whatever_happens_all_agree_in_the_end(seed: int) -> None:
     told = [(message.topic, message.payload) for message in watcher.messages if message.payload]
     assert set(expected.items()) <= set(told)
     assert len(told) == len(set(told))
+
+
+# --- crashes -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_acknowledged_before_a_crash_is_told_after_it() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a", durable=True), mesh.add("b", durable=True)
+    mesh.link("a", "b")
+    mesh.run()
+    publisher = Client(a, "publisher")
+    publisher.publish("state/1", b"old", 1, retain=True)
+    publisher.publish("state/2", b"gone", 1, retain=True)
+    mesh.advance(3)
+    publisher.publish("state/1", b"new", 1, retain=True)
+    publisher.publish("state/2", b"", 1, retain=True)
+    mesh.run()
+    a.crash()  # before the interval was over
+    assert retained(a) == {"state/1": b"new"}
+    mesh.link("a", "b")
+    mesh.run()
+    assert retained(b) == {"state/1": b"new"}
+
+
+def test_a_broker_that_was_restarted_asks_only_for_what_is_newer() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a", durable=True), mesh.add("b", durable=True)
+    mesh.link("a", "b")
+    mesh.run()
+    publisher = Client(a, "publisher")
+    for number in range(50):
+        publisher.publish(f"state/{number}", b"x" * 1_000, 1, retain=True)
+    mesh.advance(3)
+    b.crash(power_cut=False)
+    publisher.publish("state/7", b"new", 1, retain=True)
+    mesh.link("a", "b")
+    mesh.run()
+    link = b.fabric.peers["a"].link
+    assert link is not None
+    assert link.bytes_in < 4_000
+    assert retained(b)["state/7"] == b"new"
+    assert len(retained(b)) == 50
+
+
+def test_the_journal_is_rewritten_with_versions_and_clears() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a", durable=True), mesh.add("b", durable=True)
+    mesh.link("a", "b")
+    mesh.run()
+    publisher = Client(a, "publisher")
+    publisher.publish("state/1", b"x", 1, retain=True)
+    publisher.publish("state/2", b"y", 1, retain=True)
+    mesh.advance(3)
+    publisher.publish("state/2", b"", 1, retain=True)
+    mesh.advance(3)
+    before = {topic: (v.stamp, v.origin) for topic, v in b.engine.retained.versions.items()}
+    seen = dict(b.engine.retained.seen)
+    for _ in range(2):  # a start writes everything anew
+        b.crash(power_cut=False)
+    assert {topic: (v.stamp, v.origin) for topic, v in b.engine.retained.versions.items()} == before
+    assert b.engine.retained.seen == seen
+    assert retained(b) == {"state/1": b"x"}
+
+
+def test_messages_retained_before_there_was_a_fabric_become_part_of_it() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a", durable=True), mesh.add("b")
+    a.engine.retained.replica = None
+    Client(a, "publisher").publish("state/1", b"x", 1, retain=True)
+    a.sync()
+    a.crash()
+    mesh.link("a", "b")
+    mesh.advance(3)
+    assert retained(b) == {"state/1": b"x"}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_crashes_do_not_bring_anything_back(seed: int) -> None:
+    rng = random.Random(seed)
+    mesh = Mesh(seed)
+    names = ["a", "b", "c"]
+    for name in names:
+        mesh.add(name, durable=True)
+    pairs = [("a", "b"), ("a", "c"), ("b", "c")]
+    for pair in pairs:
+        mesh.link(*pair)
+    mesh.run()
+    published: dict[str, bytes] = {}
+    for step in range(40):
+        node = mesh.nodes[rng.choice(names)]
+        act = rng.random()
+        if act < 0.7:
+            topic = f"state/{rng.randrange(5)}"
+            payload = b"" if rng.random() < 0.3 else b"%d" % step
+            Client(node, f"publisher {step}").publish(topic, payload, 1 + rng.randrange(2), retain=True)
+            node.sync()  # acknowledged
+            published[topic] = payload
+        elif act < 0.85:
+            node.crash()
+            for pair in pairs:
+                if node.name in pair:
+                    mesh.link(*pair)
+        mesh.advance(rng.choice([0.001, 0.01, 3.0]))
+    for _ in range(5):
+        mesh.advance(3)
+    expected = {topic: payload for topic, payload in published.items() if payload}
+    for name in names:
+        assert retained(mesh.nodes[name]) == expected, (seed, name)
+
+
+def test_topics_of_class_local_stay_at_home() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    a.fabric.classes.replace([("private/#", "local")], 1)
+    subscriber = Client(b, "subscriber")
+    subscriber.subscribe("#")
+    mesh.run()
+    Client(a, "publisher").publish("private/1", b"x", 1, retain=True)
+    Client(a, "publisher").publish("public/1", b"y", 1, retain=True)
+    mesh.advance(3)
+    assert retained(a) == {"private/1": b"x", "public/1": b"y"}
+    assert retained(b) == {"public/1": b"y"}
+    assert subscriber.payloads == [b"y"]
