@@ -161,10 +161,13 @@ class Links:
         self._left.set()
 
     def say_goodbye(self, reason: str) -> None:
-        """Close every link, each once what was sent on it is out."""
+        """Close every link, each once what was sent on it is out; first those that go through others."""
         self.sockets.stop_dialling()
-        for link in list(self.fabric.links):
-            link.close(reason)
+        for relayed in (True, False):
+            for link in list(self.fabric.links):
+                if link.relayed == relayed:
+                    link.close(reason)
+            self.flush()
 
     def cut(self) -> None:
         """End everything at once; the machines hear nothing."""

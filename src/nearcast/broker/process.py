@@ -192,7 +192,6 @@ class Broker:
                     # After the clients: their sessions can only go elsewhere once they are away.
                     await self.links.leave()
                     self.links.say_goodbye("the broker is stopping")
-                    self.flush()
                     await self._emptied()
         except TimeoutError:
             logs.event(logging.WARNING, "clients did not take their last bytes in time", clients=len(self.handles))

@@ -31,6 +31,11 @@ OUTPUT_BYTES: Final = 16_777_216
 """Bytes kept for a link that takes them too slowly. One link carries what thousands of clients want, so it is more than a
 client's; above it QoS 0 messages are dropped and counted, and others wait in their queue."""
 
+STUCK_BYTES: Final = 4 * OUTPUT_BYTES
+STUCK_INTERVALS: Final = 6
+"""A link that speaks and does not listen is given up: when so many bytes wait for it, or when no probe was answered for so
+many times ``fail_after_seconds``. Probes wait behind what was sent before, so a busy link gets more time than a silent one."""
+
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 10.0
 GREETING_S: Final = 10.0
@@ -222,6 +227,7 @@ class Linking:
             dialing.retry_s = FIRST_RETRY_S
             dialing.failures = 0
         self._tell(link, True)
+        link.last_pong = now
         link.probe(now)
         self.link_up(link, now)
 
@@ -287,6 +293,7 @@ class Linking:
                 # This process slept, not the others: what they said meanwhile has yet to be read.
                 for link in self.links:
                     link.last_seen = now
+                    link.last_pong = now
             self._last_check = now
             self._next_check = now + interval / 2
             self._check_links(now)
@@ -300,6 +307,10 @@ class Linking:
                     self.break_link(link, "no greeting in time", now)
             elif now - link.last_seen > settings.fail_after_seconds:
                 self.break_link(link, f"silent for {settings.fail_after_seconds:g} s", now)
+            elif (
+                link.connection.out_bytes > STUCK_BYTES or now - link.last_pong > STUCK_INTERVALS * settings.fail_after_seconds
+            ):
+                self.break_link(link, "it does not take what is sent", now)
             elif now - link.last_ping >= settings.probe_interval_seconds:
                 link.probe(now)
 

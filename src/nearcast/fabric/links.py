@@ -84,6 +84,7 @@ class Link:
         self.opened_at = now
         self.last_seen = now
         self.last_ping = now
+        self.last_pong = now
         self.rtt_ms = 0.0
         self.rtt_deviation_ms = 0.0
         self.frames_in = 0
@@ -260,6 +261,7 @@ class Link:
         self.send(frame(frames.PING, number(self._ping_number)))
 
     def _pong(self, content: bytes, now: float) -> None:
+        self.last_pong = now
         if Fields(content).number() != self._ping_number:
             return
         measured = (now - self._pinged_at) * 1e3

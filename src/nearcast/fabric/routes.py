@@ -170,7 +170,11 @@ class Routes(Part):
             return
         self._changed = True
         self._ways = None
-        seen = [number(len(self._adverts))]
+        self._tell_seen(peer, False)
+
+    def _tell_seen(self, peer: Peer, ask: bool) -> None:
+        """Say what was heard here. Both ends do when a link comes up; later, whoever says it asks for the other's."""
+        seen = [number(1 if ask else 0), number(len(self._adverts))]
         for advert in self._adverts.values():
             seen.append(blob(advert.name.encode("utf-8")) + number(advert.version))
         peer.send(frame(frames.NEIGHBOURS_SEEN, *seen))
@@ -199,6 +203,8 @@ class Routes(Part):
 
     def _compare(self, peer: Peer, fields: Fields) -> None:
         """A neighbour says what it has heard: tell it the rest."""
+        if fields.number():
+            self._tell_seen(peer, False)
         theirs: dict[str, int] = {}
         for _ in range(fields.number()):
             name = fields.blob().decode("utf-8")
@@ -227,7 +233,6 @@ class Routes(Part):
             return
         if known is None and len(self._adverts) >= MAX_BROKERS:
             return
-        self._fabric.seen_stamp(version)
         advert = Advert(name, version, address, neighbours, frame(frames.NEIGHBOURS, content[1:]), now)
         self._adverts[name] = advert
         if known is None or known.neighbours != neighbours:
@@ -236,6 +241,12 @@ class Routes(Part):
         if known is None or known.address != address:
             self._dial(advert, now)
         self._pass_on(advert, peer.name)
+        if known is not None and len(self._told) > FEW_NEIGHBOURS:
+            # Whoever was to hear things from the other end of a link that broke may have missed some.
+            for lost in known.neighbours.keys() - neighbours.keys():
+                neighbour = self._fabric.peers.get(lost)
+                if neighbour is not None and self.direct_link(lost) is not None:
+                    self._tell_seen(neighbour, True)
 
     def _pass_on(self, advert: Advert, came_from: str) -> None:
         sender = self._adverts.get(came_from)
