@@ -49,6 +49,19 @@ def test_agreement_of_simulator_and_emulated_wan(tmp_path: Path) -> None:
     assert (tmp_path / "out" / outcome["plots"][0]).stat().st_size > 10_000
 
 
+@pytest.mark.skipif(namespaces.available() is not None, reason="nodes measure over UDP, which loopback mode does not carry")
+def test_emmas_clients_move_and_neither_lose_nor_repeat_anything(tmp_path: Path) -> None:
+    outcome = performed(tmp_path / "out", "emma", "--scale", "0.1", "--duration", "20")
+    bars = {bar["name"]: bar for bar in outcome["bars"]}
+    # Latencies and gaps say something about this machine now; the rest says something about the code.
+    for name in (*(f"{what}_qos_{qos}" for what in ("lost", "duplicated") for qos in range(3)), "connections_lost", "moves"):
+        assert bars[name]["ok"], (bars[name], outcome["notes"], outcome["figures"].get("first_losses"))
+    assert bars["intra_region_excess_ms"]["value"] is not None
+    assert [table["title"] for table in outcome["tables"]][:2] == ["messages", "latency by topic"]
+    assert check(tmp_path / "out" / outcome["events"][0]).problems == ()
+    assert processes_about(tmp_path / "out") == []
+
+
 def test_ctrl_c_in_the_middle_of_the_wan_keeps_what_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     process = subprocess.Popen(

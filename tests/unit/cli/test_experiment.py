@@ -68,6 +68,15 @@ def test_bars_that_hold_are_exit_code_0(capsys: pytest.CaptureFixture[str], tmp_
     assert "x/plots/line.png" in out
 
 
+def test_tables_are_printed_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, _ = run(capsys, f"{TOYS}:Toy", "--out", str(tmp_path / "x"))
+    assert "by client" in out
+    assert [line.split() for line in out.splitlines() if "first [a]" in line] == [["first", "[a]", "12,345", "1.23"]]
+    assert [line.split() for line in out.splitlines() if "second" in line] == [["second", "0", "-"]]
+    (table,) = json.loads((tmp_path / "x/figures.json").read_text())["tables"]
+    assert table["rows"] == [["first [a]", 12345, 1.2345], ["second", 0, None]]
+
+
 @pytest.mark.parametrize("clients", [2, 15])
 def test_interrupted_by_sigint_or_sigterm_keeps_what_is_there(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, clients: int

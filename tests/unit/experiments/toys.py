@@ -41,6 +41,7 @@ class Toy(Experiment[ToyParameters]):
         run.figure("seen", {"clients": run.parameters.clients, "broken": float("nan")})
         run.measured("clients", run.parameters.clients)
         run.measured("rate_hz", 10.0)
+        run.table("by client", ["client", "messages", "delay (ms)"], [["first [a]", 12_345, 1.2345], ["second", 0, None]])
 
 
 class Forgetful(Toy):
