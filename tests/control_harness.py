@@ -7,6 +7,7 @@ its orders is played by :class:`FakeGateway`, because here the question is what 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
@@ -326,7 +327,7 @@ class Net:
             if one in self._ends:
                 self._ends.remove(one)
             if one.link is not None and one.node.alive:
-                self._later(0.001, lambda one=one: self._lost(one))
+                self._later(0.001, functools.partial(self._lost, one))
 
     def _lost(self, end: End) -> None:
         assert end.link is not None

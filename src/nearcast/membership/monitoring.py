@@ -351,7 +351,7 @@ class Monitor:
             period_s = settings.period_s
             if settings.adaptive and path.steady > 2 and found.latency_ms < settings.near_ms:
                 period_s *= 2
-            path.due_at = now + period_s * (0.95 + 0.1 * self._rng.random())
+            path.due_at = now + period_s * (0.9 + 0.1 * self._rng.random())  # not all at once
             self._next = min(self._next, path.due_at)
         for address, identifier in requesters:
             self._send(address, packets.qosresp(identifier, found))
