@@ -22,13 +22,18 @@ from nearcast.config import LINK_KINDS, BrokerConfig
 from nearcast.errors import ConfigError, StorageUnavailable
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.links import BROKER, Link
+from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
+from nearcast.serving import logs
 from nearcast.serving.links import LinkSockets, LinkTransport, join_address, split_address
 from nearcast.serving.secrets import read_secret
 
 if TYPE_CHECKING:
     from nearcast.broker.listeners import BoundListener
     from nearcast.broker.process import Broker
+
+GOODBYE_SECONDS = 1.0
+"""How long links may take to get rid of their last bytes when the broker stops."""
 
 MQTT_KINDS = ("tcp", "tls", "ws", "wss")
 
@@ -44,6 +49,7 @@ class Links:
         self._broker = broker
         self._flush_engine = flush_engine
         self._leaving = False
+        self._hurried = False
         self._left = asyncio.Event()
         self._spool: SpoolFiles | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,12 +150,18 @@ class Links:
 
     # --- the end --------------------------------------------------------------------------------------------------------
 
-    async def leave(self) -> None:
-        """Return once nothing is left that others could take over, and they have all that was published here."""
+    def leave(self) -> None:
+        """Have others take over what they can: clients of gateways, sessions of clients that are away."""
         self._leaving = True
         self.fabric.leave(self._broker.monotonic())
         self.flush()
-        await self._left.wait()
+
+    async def left(self) -> None:
+        """Wait until nothing of that is left, and the others have all that was published here."""
+        self._left.clear()
+        self.flush()
+        if not self._hurried:
+            await self._left.wait()
 
     def _is_idle(self) -> bool:
         if not self.fabric.has_left():
@@ -157,17 +169,27 @@ class Links:
         return not any(peer.up and peer.session.queued_messages for peer in self.fabric.peers.values())
 
     def hurry(self) -> None:
-        """Whoever waits for :meth:`leave` need not any longer."""
+        """Whoever waits for :meth:`left` need not any longer."""
+        self._hurried = True
         self._left.set()
 
-    def say_goodbye(self, reason: str) -> None:
-        """Close every link, each once what was sent on it is out; first those that go through others."""
+    async def say_goodbye(self) -> None:
+        """Send away who is still here, and close every link, each once what was sent on it is out; relayed ones first."""
+        waiting = sum(peer.session.queued_messages for peer in self.fabric.peers.values() if peer.up)
+        clients = self.fabric.trunks.clients()
+        if waiting or clients:
+            logs.event(logging.WARNING, "leaving before all was handed over", messages=waiting, clients_of_gateways=clients)
         self.sockets.stop_dialling()
+        self.fabric.trunks.disconnect_all(reasons.SERVER_SHUTTING_DOWN, self._broker.monotonic())
+        self.flush()
         for relayed in (True, False):
             for link in list(self.fabric.links):
                 if link.relayed == relayed:
-                    link.close(reason)
+                    link.close("the broker is stopping")
             self.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self.sockets.emptied()
 
     def cut(self) -> None:
         """End everything at once; the machines hear nothing."""

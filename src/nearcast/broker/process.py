@@ -182,6 +182,8 @@ class Broker:
             if handle.connection is not None:
                 self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
         self.flush()
+        if self.links is not None and self._outbox.failed is None:
+            self.links.leave()
         # With a journal that failed, what is held back must not leave, so there is nothing to wait for.
         patience = self.config.shutdown_timeout_seconds if self._outbox.failed is None else 0.0
         try:
@@ -190,11 +192,11 @@ class Broker:
                 await self._clients_gone()
                 if self.links is not None:
                     # After the clients: their sessions can only go elsewhere once they are away.
-                    await self.links.leave()
-                    self.links.say_goodbye("the broker is stopping")
-                    await self._emptied()
+                    await self.links.left()
         except TimeoutError:
             logs.event(logging.WARNING, "clients did not take their last bytes in time", clients=len(self.handles))
+        if self.links is not None and self._outbox.failed is None:
+            await self.links.say_goodbye()
         if self._timer is not None:
             self._timer.cancel()
         self.bulk.abort_all()

@@ -244,9 +244,9 @@ class Routes(Part):
         if known is not None and len(self._told) > FEW_NEIGHBOURS:
             # Whoever was to hear things from the other end of a link that broke may have missed some.
             for lost in known.neighbours.keys() - neighbours.keys():
-                neighbour = self._fabric.peers.get(lost)
-                if neighbour is not None and self.direct_link(lost) is not None:
-                    self._tell_seen(neighbour, True)
+                other = self._fabric.peers.get(lost)
+                if other is not None and self.direct_link(lost) is not None:
+                    self._tell_seen(other, True)
 
     def _pass_on(self, advert: Advert, came_from: str) -> None:
         sender = self._adverts.get(came_from)
