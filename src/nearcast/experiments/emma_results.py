@@ -172,7 +172,7 @@ def placed_in_time(views: Sequence[MoveView], start_ns: int) -> list[Moved]:
 
 def simulated(figures: dict[str, Any]) -> Told:
     """The same from the simulator, whose clock begins at 0."""
-    return msgspec.convert({"moves": figures.get("moves", []), "brokers": figures.get("gateways", {})}, Told)
+    return msgspec.convert({"moves": figures.get("moves", []), "brokers": figures.get("gateway_brokers", {})}, Told)
 
 
 def evaluate(run: Run[EmmaParameters], scenario: Scenario, told: Told, start_ns: int) -> None:

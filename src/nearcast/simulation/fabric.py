@@ -217,7 +217,22 @@ class Fabric(Mqtt):
             figures["moved"] = sum(each.moved for each in moves)
             figures["moves_failed"] = sum(each.failed for each in moves)
             figures["longest_gap_ms"] = round(max([each.longest_gap_ms for each in moves], default=0.0), 3)
+            figures["gateway_brokers"] = {
+                gateway.name: tunnel.upstream.broker
+                for _, gateway in self._running_gateways(self._world)
+                for tunnel in gateway.machine.tunnels
+                if tunnel.upstream is not None
+            }
+            figures["moves"] = self._ordered_moves(self._world)
         return figures
+
+    def _ordered_moves(self, world: World) -> list[dict[str, Any]]:
+        """What the controller ordered, and why."""
+        if self._controller is None or not world.host(self._controller.host).running:
+            return []
+        node = world.host(self._controller.host).node
+        programs = node.programs if isinstance(node, MqttNode) else []
+        return [move for program in programs if isinstance(program, SimulatedController) for move in program.moves()]
 
 
 def _address(broker: Broker) -> str:

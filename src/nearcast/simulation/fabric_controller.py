@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import msgspec
 
 from nearcast.config import Limits
 from nearcast.fabric.controlling import Controller, ControlSettings
@@ -32,13 +35,24 @@ class SimulatedController(Program):
         monitoring = MonitorSettings(ping_interval_s=described.ping_interval_ms / 1e3, period_s=described.interval_s)
         self.monitor = Monitor(NAME, SECRET, host.rng, monitoring, standing=False)
         control = ControlSettings(interval_s=described.interval_s)
-        self.machine = Controller(control, self.monitor, epoch, host.wall - host.now, host.rng, host.now)
+        self._wall_s = host.wall - host.now
+        self.machine = Controller(control, self.monitor, epoch, self._wall_s, host.rng, host.now)
         self.hub.users[BROKER] = self.machine
         self.hub.users[GATEWAY] = self.machine
         self.links = LinkStreams(self.hub, host, self, node.owners)
         self._running = False
         node.ports[self.port] = self
         node.datagram_ports[self.port] = self
+
+    def moves(self) -> list[dict[str, Any]]:
+        """All moves it ordered, as its HTTP interface would show them, but that times are those of the simulation."""
+        found = []
+        for move in (*self.machine.moves.past, *self.machine.moves.pending.values()):
+            fields = msgspec.to_builtins(move)
+            for key in ("created_at", "ordered_at", "ended_at"):
+                fields[key] = round(fields[key] - self._wall_s, 6) if fields[key] else None
+            found.append(fields)
+        return found
 
     def start(self) -> None:
         self._running = True
