@@ -75,6 +75,7 @@ class Registering:
             "up": self.registration.up,
             "name": self.registration.controller or None,
             "draining": self.node.is_draining,
+            "topic_classes": self.node.classes_fault or "ok",
         }
 
     def _describe(self) -> Node:
@@ -93,6 +94,6 @@ class Registering:
             mqtt="" if mqtt is None else mqtt.address,
             site=settings.site,
             version=__version__,
-            classes=self.registration.rules,
+            classes=self.node.class_rules(),
             draining=self.node.is_draining,
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from nearcast.errors import ConfigError
 from nearcast.fabric.control import (
     MAX_CLIENTS_PER_REPORT,
+    ClassRule,
     ClassRules,
     ClientFacts,
     Departure,
@@ -34,7 +36,8 @@ class BrokerNode(Registrant):
         self._reported: dict[str, ClientFacts] = {}
         self._whole = True
         self.is_draining = False
-        self.on_classes: Callable[[ClassRules, float], None] | None = None
+        self.classes_fault = ""
+        """Why the controller's topic classes cannot be used here, if so: it may be of a later version."""
 
     def node(self) -> Node:
         return self._describe()
@@ -64,8 +67,16 @@ class BrokerNode(Registrant):
                 fabric.forget(peer, now)
 
     def classes(self, rules: ClassRules, now: float) -> None:
-        if self.on_classes is not None:
-            self.on_classes(rules, now)
+        try:
+            self._fabric.classes.replace([(rule.topic_filter, rule.topic_class) for rule in rules.rules], rules.stamp)
+            self.classes_fault = ""
+        except ConfigError as error:
+            self.classes_fault = str(error)
+
+    def class_rules(self) -> ClassRules:
+        """The rules in use, to register with."""
+        classes = self._fabric.classes
+        return ClassRules(classes.stamp, tuple(ClassRule(topic, topic_class) for topic, topic_class in classes.rules))
 
     def draining(self, draining: bool, now: float) -> None:
         self.is_draining = draining

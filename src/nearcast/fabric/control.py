@@ -309,7 +309,7 @@ class Registration(LinkUser):
             self.monitor.registered(theirs.epoch)
         node = self.registrant.node()
         self.name = node.name
-        self.rules = node.classes if node.classes.stamp > self.rules.stamp else self.rules
+        self.rules = node.classes if node.classes.stamp >= self.rules.stamp else self.rules
         link.send(pack(frames.REGISTER, msgspec.structs.replace(node, classes=self.rules)))
         self._orders.clear()
         self._measurements |= self._reported

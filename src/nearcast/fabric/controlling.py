@@ -18,6 +18,7 @@ import msgspec
 
 from nearcast.errors import NearcastError, RemoteProtocolError
 from nearcast.fabric import frames, links
+from nearcast.fabric.classes import class_fault
 from nearcast.fabric.control import (
     Assignment,
     ClassRule,
@@ -38,16 +39,12 @@ from nearcast.fabric.registry import Entry, NodeState, reachable
 from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
 from nearcast.mqtt import reasons
-from nearcast.mqtt.topics import filter_fault
 from nearcast.placement.assignment import BrokerState, GatewayState, Network, Policy, ranking, reconfigure
 
 SOON_S: Final = 0.5
 """How long after news a reconfiguration waits for more of it."""
 
-MAX_FILTER_LEVELS: Final = 128
 MAX_CLASS_RULES: Final = 10_000
-CLASSES: Final = ("bridged", "local")
-"""Topic classes there are (nearcast.fabric.classes)."""
 
 
 class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,11 +417,9 @@ class Controller(LinkUser):
 
     def set_class(self, topic_filter: str, topic_class: str, now: float) -> ClassRules:
         """Topics of this filter are of this class from now on; a rule of the same filter keeps its place."""
-        fault = filter_fault(topic_filter, MAX_FILTER_LEVELS)
+        fault = class_fault(topic_filter, topic_class)
         if fault or topic_filter.startswith("$share/"):
-            raise Refused(f"{topic_filter!r} is no topic filter: {fault or 'a shared subscription is not'}")
-        if topic_class not in CLASSES:
-            raise Refused(f"there is no topic class {topic_class!r}: use {' or '.join(CLASSES)}")
+            raise Refused(f"topic class of {topic_filter!r}: {fault or 'a shared subscription has none, its topics do'}")
         rules = list(self.rules.rules)
         if len(rules) >= MAX_CLASS_RULES:
             raise Refused(f"there are {MAX_CLASS_RULES} rules already")
@@ -448,7 +443,10 @@ class Controller(LinkUser):
         return self.rules
 
     def _adopt_rules(self, rules: ClassRules) -> None:
-        """Rules that are newer than ours, from a person or from a broker that has them from an earlier controller."""
+        """Rules that are newer than ours, from a person or from a broker that has them from an earlier controller. Those of a
+        broker's configuration (stamp 0) are where a person's changes begin."""
+        if not self.rules.stamp and not self.rules.rules and not rules.stamp:
+            self.rules = rules
         if rules.stamp <= self.rules.stamp:
             return
         self.rules = rules

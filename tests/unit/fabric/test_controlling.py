@@ -408,9 +408,9 @@ def test_what_cannot_be_is_refused_with_a_reason() -> None:
     with pytest.raises(Refused, match="no other broker"):
         controller.drain("near", True, net.now)
     for topic_filter, topic_class, words in (
-        ("a/#/b", "local", "no topic filter"),
+        ("a/#/b", "local", "topic class of 'a/#/b'"),
         ("$share/g/a", "local", "shared subscription"),
-        ("a", "owned-by-me", "no topic class"),
+        ("a", "owned-by-me", "no class 'owned-by-me'"),
     ):
         with pytest.raises(Refused, match=words):
             controller.set_class(topic_filter, topic_class, net.now)
@@ -435,3 +435,14 @@ def test_classes_reach_every_broker_newest_first_and_are_learnt_from_brokers() -
     net.run(1.0)
     assert net.controller.rules == newer
     assert net.registrants["near"].rules[-1] == newer
+
+
+def test_rules_of_a_brokers_configuration_are_where_changes_begin() -> None:
+    net = Net()
+    net.add_broker("b", classes=ClassRules(0, (ClassRule("a/#", "local"),)))
+    net.run(1.0)
+    assert not net.registrants["b"].rules
+    net.controller.set_class("b/#", "local", net.now)
+    net.machines["controller"].flush()
+    net.run(1.0)
+    assert net.registrants["b"].rules[-1].rules == (ClassRule("a/#", "local"), ClassRule("b/#", "local"))
