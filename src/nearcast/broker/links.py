@@ -133,6 +133,8 @@ class Links:
         """What the broker does after every call into its machines."""
         fabric = self.fabric
         fabric.settle(self._broker.monotonic())
+        for connection in fabric.presence.take_let_in():
+            self._broker.let_in(connection)
         self._flush_engine()
         self.sockets.dial()
         if self.registering is not None:
@@ -234,6 +236,8 @@ class Links:
             "relayed_bytes": (fabric.routes.relayed_bytes, "Bytes passed on between other brokers."),
             "link_protocol_errors": (fabric.protocol_errors, "Links ended because the other end was at fault or silent."),
             "fabric_duplicates": (fabric.channels.duplicates, "Messages of other brokers that came again and were known."),
+            "fabric_takeovers": (fabric.presence.takeovers, "Connections ended because their client connected elsewhere."),
+            "fabric_sessions_given": (fabric.presence.given, "Sessions that followed their client to another broker."),
         }
 
     def by_broker(self) -> dict[str, tuple[str, dict[str, float]]]:

@@ -302,6 +302,12 @@ class Broker:
                 keep_alive=connection.keep_alive_seconds,
             )
 
+    def let_in(self, connection: Connection) -> None:
+        """A client that had to wait for its session from another broker was let in, or not."""
+        handle = connection.handle
+        if isinstance(handle, ClientTransport) and not handle.announced:
+            self.announce(handle, connection)
+
     def lost(self, handle: ClientTransport, connection: Connection | None) -> None:
         """A transport is gone; without a connection, one that was refused or cut off."""
         self.handles.discard(handle)

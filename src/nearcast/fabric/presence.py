@@ -42,6 +42,9 @@ LOOK_S: Final = 0.05
 MAX_QUESTIONS: Final = 4
 """Brokers that are asked for one session, one after the other, when each says that it moved on."""
 
+MAX_NEWS: Final = 1_000
+"""Clients that were let in late and are remembered until a driver asks."""
+
 # What PRESENCE says of a client.
 GONE: Final = 0
 AWAY: Final = 1
@@ -102,13 +105,14 @@ class Presence(Part):
         self._next_at: dict[str, float] = {}
         self._claims: dict[str, Claim] = {}
         self._settled: set[Connection] = set()
+        self._let_in_late: list[Connection] = []
         self._claimed_at = 0
         #: Sessions that are on their way to a broker because it asked: its name and the question.
         self._sought: dict[str, tuple[str, Question]] = {}
         #: Clients with a later session elsewhere, which the broker that ours is on its way to will not take.
         self._contested: set[str] = set()
         self.takeovers = 0
-        self.fetched = 0
+        self.given = 0
         fabric.engine.handshake.claims = self
         fabric.engine.sessions.watchers.append(self)
         fabric.add_part(self, [frames.PRESENCE, frames.SESSION_ASK, frames.SESSION_ANSWER])
@@ -309,7 +313,15 @@ class Presence(Part):
         self._engine.authenticated(claim.connection, claim.verdict, now)
         self._claimed_at = 0
         self._settled.discard(claim.connection)
+        self._let_in_late = [*self._let_in_late[-MAX_NEWS:], claim.connection]
         self._answer_others(claim, now)
+
+    def take_let_in(self) -> list[Connection]:
+        """The clients that were let in after they had to wait, since the last time: a driver may want to say so."""
+        taken = self._let_in_late
+        if taken:
+            self._let_in_late = []
+        return taken
 
     def _refuse(self, claim: Claim, reason_code: int, reason: str, now: float) -> None:
         self._over(claim)
@@ -387,7 +399,7 @@ class Presence(Part):
         if reason:
             self._answer(peer, question, NONE)
             return
-        self.fetched += 1
+        self.given += 1
         self._sought[session.client_id] = (peer.name, question)
         self._answer(peer, question, COMING)
 
