@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 
 from nearcast.experiments.emulated import happening
 from nearcast.experiments.nodes import CONTROLLER, MAKER, http_ports, node_events, with_nodes
 from nearcast.scenario.checks import check_topology
 from nearcast.scenario.events import Heal, Start, Stop
+from nearcast.scenario.files import load_scenario
 from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
 from nearcast.scenario.topology import Host, Process, Site, Topology
 
@@ -82,3 +86,17 @@ def test_nodes_come_and_go_between_the_other_events() -> None:
     events, notes = happening(FABRIC, 1)
     assert [event.at_s for event in events] == [1, 5, 7, 20]
     assert notes == []
+
+
+def test_the_fabric_of_the_guide(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/emulating.md").read_text()
+    (text,) = re.findall(r"^```toml\n(# two-brokers\.toml\n.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    (tmp_path / "two-brokers.toml").write_text(text)
+    scenario = load_scenario(tmp_path / "two-brokers.toml")
+    assert [process.name for process in with_nodes(scenario).processes] == [
+        MAKER,
+        CONTROLLER,
+        "vienna-dc-mqtt-1883",
+        "sydney-dc-mqtt-1883",
+        "gateway-phone",
+    ]
