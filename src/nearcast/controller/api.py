@@ -16,7 +16,7 @@ from litestar.middleware import AbstractAuthenticationMiddleware, Authentication
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from nearcast import __version__
 from nearcast.controller import views
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PREFIX = "/api/v1"
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
-Limit = Annotated[int, Parameter(ge=1, le=10_000, description="Most entries to return.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=10_000, description="Most entries to return.")]
 
 
 class BearerAuthentication(AbstractAuthenticationMiddleware):
@@ -79,12 +79,12 @@ def build(process: ControllerProcess) -> Litestar:
         return views.status(controller, process.name, process.started_at, now())
 
     @get(f"{PREFIX}/nodes", summary="Brokers and gateways", tags=["nodes"])
-    async def nodes(role: str | None = None) -> list[views.NodeView]:
+    async def nodes(role: FromQuery[str | None] = None) -> list[views.NodeView]:
         entries = sorted(controller.entries.values(), key=lambda entry: (entry.node.role, entry.name))
         return [views.node(controller, entry, now()) for entry in entries if role is None or entry.node.role == role]
 
     @get(PREFIX + "/nodes/{name:str}", summary="One broker or gateway", tags=["nodes"], raises=[PermissionDeniedException])
-    async def node(name: str) -> views.NodeView:
+    async def node(name: FromPath[str]) -> views.NodeView:
         return views.node(controller, controller.entry(name), now())
 
     @post(
@@ -94,7 +94,7 @@ def build(process: ControllerProcess) -> Litestar:
         summary="Empty a broker of its gateways' clients, at a pace",
         tags=["nodes"],
     )
-    async def drain(name: str, data: views.DrainRequest | None = None) -> views.NodeView:
+    async def drain(name: FromPath[str], data: JSONBody[views.DrainRequest | None] = None) -> views.NodeView:
         rate = data.clients_per_second if data is not None else None
         if rate is not None and rate <= 0:
             raise Refused("clients_per_second must be above 0")
@@ -109,7 +109,7 @@ def build(process: ControllerProcess) -> Litestar:
         summary="End a drain: the broker gets clients again",
         tags=["nodes"],
     )
-    async def undrain(name: str) -> views.NodeView:
+    async def undrain(name: FromPath[str]) -> views.NodeView:
         entry = controller.drain(name, False, now())
         process.flush()
         return views.node(controller, entry, now())
@@ -119,11 +119,11 @@ def build(process: ControllerProcess) -> Litestar:
         return views.graph(controller)
 
     @get(f"{PREFIX}/clients", summary="Connected clients, and where", tags=["clients"])
-    async def clients(node: str = "", after: str = "", limit: Limit = 1_000) -> views.Page:
+    async def clients(node: FromQuery[str] = "", after: FromQuery[str] = "", limit: Limit = 1_000) -> views.Page:
         return views.clients(controller, node, after, limit)
 
     @get(f"{PREFIX}/moves", summary="Moves, pending and past, newest first, each with its reason", tags=["moves"])
-    async def moves(pending: bool | None = None, limit: Limit = 100) -> list[views.MoveView]:
+    async def moves(pending: FromQuery[bool | None] = None, limit: Limit = 100) -> list[views.MoveView]:
         found = [] if pending is False else list(controller.moves.pending.values())
         if not pending:
             found = [*controller.moves.past, *found]
@@ -136,13 +136,13 @@ def build(process: ControllerProcess) -> Litestar:
         summary="Move a client, or all clients of a gateway",
         tags=["moves"],
     )
-    async def move(data: views.MoveRequest) -> views.MoveView:
+    async def move(data: JSONBody[views.MoveRequest]) -> views.MoveView:
         ordered = controller.move(data.target, now(), client=data.client, gateway=data.gateway)
         process.flush()
         return views.move(ordered)
 
     @get(PREFIX + "/moves/{number:int}", summary="One move", tags=["moves"])
-    async def one_move(number: int) -> views.MoveView:
+    async def one_move(number: FromPath[int]) -> views.MoveView:
         for move in (*controller.moves.pending.values(), *reversed(controller.moves.past)):
             if move.number == number:
                 return views.move(move)
@@ -158,13 +158,13 @@ def build(process: ControllerProcess) -> Litestar:
         return class_views()
 
     @put(f"{PREFIX}/classes", guards=[may_write], summary="Give topics a class", tags=["classes"])
-    async def set_class(data: views.ClassView) -> list[views.ClassView]:
+    async def set_class(data: JSONBody[views.ClassView]) -> list[views.ClassView]:
         controller.set_class(data.topic_filter, data.topic_class, now())
         process.flush()
         return class_views()
 
     @delete(f"{PREFIX}/classes", guards=[may_write], status_code=200, summary="Remove a rule", tags=["classes"])
-    async def remove_class(topic_filter: str) -> list[views.ClassView]:
+    async def remove_class(topic_filter: FromQuery[str]) -> list[views.ClassView]:
         controller.remove_class(topic_filter, now())
         process.flush()
         return class_views()
