@@ -132,3 +132,11 @@ def test_the_generator_measures_itself() -> None:
     result = json.loads(done.stdout)["result"]
     assert result["delivered_total"] == result["published_total"] > 0
     assert result["lost"] == result["duplicates"] == result["order_violations"] == 0
+
+
+def test_bridging_is_measured_beside_staying() -> None:
+    command = [sys.executable, "-m", "nearcast", "bench", "bridged", "--rounds", "1", "--seconds", "0.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "QoS 2, 4 pairs" in done.stdout
+    assert "lost or doubled" not in done.stdout

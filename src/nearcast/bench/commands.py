@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from nearcast.bench.bridging import bridging_table, measure_bridging
 from nearcast.bench.brokers import BROKERS, Broker
 from nearcast.bench.comparison import busy_machine, choose_scenarios, count_steps, to_json
 from nearcast.bench.comparison import compare as run_comparison
@@ -172,6 +173,27 @@ def spark(
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_bytes(msgspec.json.encode(figures))
+
+
+@app.command()
+def bridged(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the table shows medians.")] = 3,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "--duration", "-d", min=0.2, help="Measured interval of a load.")
+    ] = 3.0,
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Where to write all rounds as JSON.")] = None,
+) -> None:
+    """Start two brokers of one fabric and compare messages that stay at one with messages that cross to the other."""
+    console = Console(highlight=False)
+    with _plain_errors():
+        warning = busy_machine()
+        if warning:
+            console.print(f"[yellow]note:[/] {warning}")
+        measured = measure_bridging(rounds, seconds, lambda title: console.print(title, style="dim"))
+        console.print(bridging_table(measured))
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_bytes(msgspec.json.encode(measured))
 
 
 @app.command()

@@ -72,11 +72,19 @@ class _Publisher:
 class Load:
     """One run against one broker. Use :func:`run_load`."""
 
-    def __init__(self, address: tuple[str, int], options: LoadOptions, plan: Plan, broker_pid: int | None) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        options: LoadOptions,
+        plan: Plan,
+        broker_pid: int | None,
+        publish_at: tuple[str, int] | None = None,
+    ) -> None:
         self._options = options
         self._plan = plan
         self._broker_pid = broker_pid
         self._address = address
+        self._publish_at = publish_at or address
         layout = PublishLayout(len(plan.topics[0][0]), options.payload_bytes, options.qos, options.version)
         self._layout = layout
         self._buffer = bytearray(RECEIVE_BYTES + layout.packet_bytes)
@@ -129,7 +137,7 @@ class Load:
             wire = self._add(Wire(peer, stream.feed))
             self._streams[wire.descriptor] = stream
         for number, topics in enumerate(plan.topics):
-            peer = open_session(self._address, f"bench-{self._tag}-pub-{number}", options.version)
+            peer = open_session(self._publish_at, f"bench-{self._tag}-pub-{number}", options.version)
             batch = PublishBatch(self._layout, number, topics, self._kept, rolling=self._rolling)
             publisher = _Publisher(lambda acks, peer=peer: self._add(Wire(peer, acks.feed)), batch, options.qos)  # type: ignore[misc]
             self._publishers.append(publisher)
@@ -384,16 +392,21 @@ def _no_collections() -> Iterator[None]:
 
 
 def run_load(
-    address: tuple[str, int], options: LoadOptions, *, broker_pid: int | None = None, plan: Plan | None = None
+    address: tuple[str, int],
+    options: LoadOptions,
+    *,
+    broker_pid: int | None = None,
+    plan: Plan | None = None,
+    publish_at: tuple[str, int] | None = None,
 ) -> LoadResult:
-    """Connect, send, receive, check, disconnect."""
+    """Connect, send, receive, check, disconnect. Publishers connect to ``publish_at``, where that is another broker."""
     if options.rate < 0 or options.seconds <= 0 or options.window < 1 or not 0 <= options.qos <= 2:
         raise ConfigError("rate must not be negative, seconds and window must be positive, qos is 0, 1 or 2")
     if options.version not in (4, 5):
         raise ConfigError("version is 4 (MQTT 3.1.1) or 5")
     if plan is None:
         plan = make_plan(options.pattern, options.publishers, options.subscribers, f"b{os.getpid() % 100_000:05d}")
-    load = Load(address, options, plan, broker_pid)
+    load = Load(address, options, plan, broker_pid, publish_at)
     try:
         load.open()
         with _no_collections():
