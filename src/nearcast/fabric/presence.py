@@ -114,6 +114,7 @@ class Presence(Part):
         self.takeovers = 0
         self.given = 0
         fabric.engine.handshake.claims = self
+        fabric.engine.sessions.recovered_will_delay_seconds = self._timeout_s
         fabric.engine.sessions.watchers.append(self)
         fabric.add_part(self, [frames.PRESENCE, frames.SESSION_ASK, frames.SESSION_ANSWER])
 

@@ -112,7 +112,7 @@ class Recovery:
             elif session.departing_by:
                 pass  # its client may be at another broker by now: that one is asked (nearcast.fabric.departures)
             elif session.will is not None or session.expiry_seconds != NEVER:
-                engine.sessions.leave(session, False, now)
+                engine.sessions.leave(session, False, now, engine.sessions.recovered_will_delay_seconds)
 
     def _know(self, publication: Publication) -> None:
         self._publications[publication.journal_key] = publication

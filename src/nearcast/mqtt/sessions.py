@@ -55,6 +55,8 @@ class Sessions:
         self.by_number: dict[int, Session] = {}
         self.next_number = 1
         self.watchers: list[SessionWatcher] = []
+        #: How long after a restart wills wait at least: among several brokers, a client may be at another one by now.
+        self.recovered_will_delay_seconds = 0.0
         self._effects = effects
         self._tree = tree
         self._router = router
@@ -115,7 +117,7 @@ class Sessions:
             session.durable = False
             self._effects.records.append(records.session_ended(session.number))
 
-    def leave(self, session: Session, clean: bool, now: float) -> None:
+    def leave(self, session: Session, clean: bool, now: float, least_will_delay_seconds: float = 0.0) -> None:
         """The session's connection ended: ``clean`` when the client said goodbye and wants no will published."""
         connection = session.connection
         if connection is not None:
@@ -128,10 +130,11 @@ class Sessions:
             return
         will = session.will
         if will is not None:
-            delay = 0
+            delay = least_will_delay_seconds
             if will.properties is not None and will.properties.will_delay_interval is not None:
-                delay = min(will.properties.will_delay_interval, session.expiry_seconds)
-            if delay == 0:
+                delay = max(delay, will.properties.will_delay_interval)
+            delay = min(delay, session.expiry_seconds)
+            if delay == 0.0:
                 self.publish_will(session, now)
             else:
                 session.will_due_at = now + delay

@@ -395,3 +395,22 @@ def test_a_recovered_session_is_found_by_the_next_broker() -> None:
     settle(mesh)
     assert again.connack is not None
     assert again.connack.session_present
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_will_of_a_client_whose_broker_crashed_waits_for_word_of_it(comes_back: bool) -> None:
+    mesh, (a, b) = mesh_of("a", "b", durable=True)
+    watcher = Client(b, "watcher")
+    watcher.subscribe("wills/+")
+    mesh.run()
+    Client(a, "c", expiry=1_000, will=will_of())
+    mesh.run()
+    a.crash()
+    mesh.advance(1)
+    if comes_back:
+        Client(b, "c", clean_start=False, expiry=1_000, will=will_of())
+    mesh.link("a", "b")
+    settle(mesh)
+    for _ in range(20):
+        mesh.advance(1)
+    assert watcher.payloads == ([] if comes_back else [b"gone"])
