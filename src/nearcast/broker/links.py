@@ -168,7 +168,8 @@ class Links:
     def _is_idle(self) -> bool:
         if not self.fabric.has_left():
             return False
-        return not any(peer.up and peer.session.queued_messages for peer in self.fabric.peers.values())
+        sessions = [peer.session for peer in self.fabric.peers.values() if peer.up]
+        return not any(session.queued_messages or session.spilled_messages for session in sessions)
 
     def hurry(self) -> None:
         """Whoever waits for :meth:`left` need not any longer."""
@@ -236,6 +237,11 @@ class Links:
             "relayed_bytes": (fabric.routes.relayed_bytes, "Bytes passed on between other brokers."),
             "link_protocol_errors": (fabric.protocol_errors, "Links ended because the other end was at fault or silent."),
             "fabric_duplicates": (fabric.channels.duplicates, "Messages of other brokers that came again and were known."),
+            "fabric_messages_received": (fabric.channels.received_messages, "Messages taken on from other brokers."),
+            "fabric_messages_refused": (fabric.channels.refused, "Messages of topics that this broker does not allow."),
+            "fabric_gaps": (fabric.channels.gaps, "Times that something was missing on a link and sent again."),
+            "fabric_subacks_held": (fabric.interest.held_answers, "SUBACKs that waited for other brokers."),
+            "fabric_subacks_late": (fabric.interest.late_answers, "SUBACKs sent before every other broker had answered."),
             "fabric_takeovers": (fabric.presence.takeovers, "Connections ended because their client connected elsewhere."),
             "fabric_sessions_given": (fabric.presence.given, "Sessions that followed their client to another broker."),
         }
@@ -247,7 +253,19 @@ class Links:
             "broker_up": ("Whether a broker can be reached.", {peer.name: float(peer.up) for peer in peers}),
             "broker_queued_messages": (
                 "QoS 1 and 2 messages that a broker has not confirmed.",
-                {peer.name: float(peer.session.queued_messages) for peer in peers},
+                {peer.name: float(peer.session.queued_messages + peer.session.spilled_messages) for peer in peers},
+            ),
+            "broker_spilled_bytes": (
+                "Bytes of those that wait in files.",
+                {peer.name: float(peer.session.spilled_bytes) for peer in peers},
+            ),
+            "broker_sent_messages": (
+                "Messages passed on to a broker since the start, those sent again included.",
+                {peer.name: float(peer.session.sent_messages) for peer in peers},
+            ),
+            "broker_dropped_messages": (
+                "Messages for a broker that found no link or no room since the start.",
+                {peer.name: float(peer.session.dropped_messages) for peer in peers},
             ),
             "broker_round_trip_ms": (
                 "Round-trip time of the link to a broker.",
