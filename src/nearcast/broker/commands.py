@@ -32,6 +32,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 _CHOICES = {"sync": "os or fsync", "log_level": "debug, info, warning or error", "log_format": "text or json"}
 
 
+_FABRIC = "Fabric: many brokers as one"
+
+
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says beside, or instead of, the file. ``None`` leaves the file's word."""
 
@@ -206,23 +209,50 @@ def broker(
         typer.Option("--allow-anonymous/--no-anonymous", help="Clients without credentials (default: loopback only)."),
     ] = None,
     fabric_secret: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Be part of the fabric that has this secret (`nearcast secret FILE`).")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Be part of the fabric that has this secret (`nearcast secret FILE`).",
+            rich_help_panel=_FABRIC,
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="This broker's name in the fabric (default: host name and port).")] = None,
-    site: Annotated[str | None, typer.Option(help="Where it is, in a word; shown beside its name.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="This broker's name in the fabric (default: host name and port).", rich_help_panel=_FABRIC),
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Where it is, in a word; shown beside its name.", rich_help_panel=_FABRIC)
+    ] = None,
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="Link address of another broker to connect to; may be repeated."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Link address of another broker to connect to; may be repeated.",
+            rich_help_panel=_FABRIC,
+        ),
     ] = None,
     controller: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Link address of the controller, which knows the others.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Link address of the controller, which knows the others.", rich_help_panel=_FABRIC
+        ),
     ] = None,
     link_host: Annotated[
-        str | None, typer.Option(help="Address where other nodes of the fabric connect (default: that of the TCP listener).")
+        str | None,
+        typer.Option(
+            help="Address where other nodes of the fabric connect (default: that of the TCP listener).",
+            rich_help_panel=_FABRIC,
+        ),
     ] = None,
-    link_port: Annotated[int | None, typer.Option(help="Port where they connect (default: the TCP port + 1; 0: any).")] = None,
+    link_port: Annotated[
+        int | None,
+        typer.Option(help="Port where they connect (default: the TCP port + 1; 0: any).", rich_help_panel=_FABRIC),
+    ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where they reach that port, if not at its own address.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where they reach that port, if not at its own address.", rich_help_panel=_FABRIC
+        ),
     ] = None,
     log_level: Annotated[str | None, typer.Option(help=f"Least severe event to log: {_CHOICES['log_level']}.")] = None,
     log_format: Annotated[str | None, typer.Option(help=f"Form of the log: {_CHOICES['log_format']}.")] = None,

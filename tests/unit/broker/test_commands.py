@@ -176,3 +176,33 @@ def test_durable_topics_need_a_data_directory() -> None:
     result = CliRunner().invoke(APP, ["broker", "--check", "--durable", "a"])
     assert isinstance(result.exception, ConfigError)
     assert "--data DIRECTORY" in str(result.exception)
+
+
+def test_a_secret_brings_a_port_for_links_beside_the_mqtt_port(tmp_path: Path) -> None:
+    assert ports(effective_config(None, Overrides(fabric_secret="s"))) == [("tcp", 1883), ("link", 1884)]
+    config = effective_config(None, Overrides(fabric_secret="s", host="::1", port=2883))
+    assert [(listener.kind, listener.host, listener.port) for listener in config.listeners][1] == ("link", "::1", 2884)
+    assert ports(effective_config(None, Overrides(fabric_secret="s", port=0))) == [("tcp", 0), ("link", 0)]
+    with pytest.raises(ConfigError, match="`port` must be between 0 and 65,535"):
+        effective_config(None, Overrides(fabric_secret="s", port=65_535))
+    config = effective_config(None, Overrides(fabric_secret="s", link_host="10.0.0.7", link_port=7))
+    assert [(listener.kind, listener.host, listener.port) for listener in config.listeners][1] == ("link", "10.0.0.7", 7)
+
+
+def test_a_file_that_names_listeners_has_links_only_where_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[[listeners]]\nkind = "tcp"\n[fabric]\nsecret_file = "s"\npeers = ["a:1"]\n')
+    config = effective_config(str(path), Overrides(peers=("b:2",)))
+    assert ports(config) == [("tcp", 1883)]
+    assert config.fabric.peers == ("a:1", "b:2")
+    assert config.fabric.secret_file == str(tmp_path / "s")
+    assert ports(effective_config(str(path), Overrides(link_port=9))) == [("tcp", 1883), ("link", 9)]
+    path.write_text('[[listeners]]\nkind = "link"\nport = 5\n[fabric]\nsecret_file = "s"\n')
+    assert ports(effective_config(str(path), Overrides(link_port=6))) == [("link", 6)]
+
+
+def test_a_link_listener_needs_a_secret(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[[listeners]]\nkind = "link"\n')
+    with pytest.raises(ConfigError, match=r"needs fabric\.secret_file"):
+        effective_config(str(path), Overrides())
