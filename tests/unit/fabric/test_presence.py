@@ -29,6 +29,7 @@ def client_ids(node: Node) -> list[str]:
     return [session.client_id for session in node.engine.sessions.by_client.values() if not session.is_peer]
 
 
+# semantics: T1
 @pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
 def test_a_client_that_connects_elsewhere_ends_its_old_connection(version: int) -> None:
     mesh, (a, b) = mesh_of("a", "b")
@@ -47,6 +48,7 @@ def test_a_client_that_connects_elsewhere_ends_its_old_connection(version: int) 
     assert a.engine.stats.takeovers == 1
 
 
+# semantics: T2
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_session_whose_client_is_away_comes_along(qos: int, durable: bool) -> None:
@@ -72,6 +74,7 @@ def test_a_session_whose_client_is_away_comes_along(qos: int, durable: bool) -> 
     assert "c" in a.fabric.presence.elsewhere["b"]
 
 
+# semantics: T2
 @pytest.mark.parametrize("qos", [1, 2])
 def test_messages_in_flight_are_sent_again_by_the_new_broker(qos: int) -> None:
     mesh, (a, b) = mesh_of("a", "b")
@@ -89,6 +92,7 @@ def test_messages_in_flight_are_sent_again_by_the_new_broker(qos: int) -> None:
     assert again.messages[0].packet_id == client.messages[0].packet_id
 
 
+# semantics: T2
 def test_what_is_published_while_the_session_moves_is_not_lost() -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
     client = Client(a, "c", expiry=1_000)
@@ -125,6 +129,7 @@ def test_what_is_published_while_the_session_moves_is_not_lost() -> None:
         assert [payload for payload in again.payloads if payload.startswith(name)] == expected
 
 
+# semantics: T3
 def test_a_clean_start_ends_the_session_elsewhere() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     client = Client(a, "c", expiry=1_000)
@@ -141,6 +146,7 @@ def test_a_clean_start_ends_the_session_elsewhere() -> None:
     assert again.payloads == []
 
 
+# semantics: T4
 def test_a_client_identifier_belongs_to_the_user_who_began_the_session_everywhere() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     owner = Client(a, "c", username="owner", expiry=1_000)
@@ -168,6 +174,7 @@ def test_packets_behind_connect_wait_for_the_session() -> None:
     assert [answer.packet_id for answer in again.subacks] == [7]
 
 
+# semantics: T5
 def test_without_the_other_broker_the_client_begins_anew_and_the_old_session_ends_later() -> None:
     mesh = Mesh()
     a, b = mesh.add("a"), mesh.add("b")
@@ -190,6 +197,7 @@ def test_without_the_other_broker_the_client_begins_anew_and_the_old_session_end
     assert not again.closed
 
 
+# semantics: T5
 def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     Client(a, "c", expiry=1_000).disconnect()
@@ -218,6 +226,7 @@ def test_a_link_that_breaks_meanwhile_lets_the_client_in() -> None:
     assert not again.connack.session_present
 
 
+# semantics: T6
 def test_of_two_that_connect_at_once_one_stays() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     one = Client(a, "c", expiry=1_000)
@@ -230,6 +239,7 @@ def test_of_two_that_connect_at_once_one_stays() -> None:
     assert client_ids(b) == ["c"]
 
 
+# semantics: T6
 def test_of_two_that_want_one_session_at_once_the_later_one_has_it() -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
     client = Client(a, "c", expiry=1_000)
@@ -304,6 +314,7 @@ def will_of(delay: int = 0) -> Will:
     return Will("wills/c", b"gone", 1, False, Properties(will_delay_interval=delay) if delay else None)
 
 
+# semantics: W1
 def test_a_will_is_published_where_the_client_was_and_reaches_everyone() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     watcher = Client(b, "watcher")
@@ -319,6 +330,7 @@ def test_a_will_is_published_where_the_client_was_and_reaches_everyone() -> None
     assert watcher.payloads == [b"gone"]
 
 
+# semantics: W2
 def test_a_takeover_elsewhere_treats_wills_as_one_at_the_same_broker() -> None:
     for delay, published in ((0, [b"gone"]), (60, [])):
         mesh, (a, b) = mesh_of("a", "b")
@@ -335,6 +347,7 @@ def test_a_takeover_elsewhere_treats_wills_as_one_at_the_same_broker() -> None:
         assert watcher.payloads == published
 
 
+# semantics: W3
 def test_a_will_that_waits_is_not_published_when_the_client_comes_back_elsewhere() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     watcher = Client(b, "watcher")
@@ -348,6 +361,7 @@ def test_a_will_that_waits_is_not_published_when_the_client_comes_back_elsewhere
     assert watcher.payloads == []
 
 
+# semantics: W3
 def test_a_will_that_waits_is_published_once_when_the_client_stays_away() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     watcher = Client(b, "watcher")
@@ -363,6 +377,7 @@ def test_a_will_that_waits_is_published_once_when_the_client_stays_away() -> Non
 # --- crashes -------------------------------------------------------------------------------------------------------------
 
 
+# semantics: T8
 def test_a_broker_that_comes_back_gives_way_to_the_later_session() -> None:
     mesh, (a, b) = mesh_of("a", "b", durable=True)
     client = Client(a, "c", expiry=1_000)
@@ -381,6 +396,7 @@ def test_a_broker_that_comes_back_gives_way_to_the_later_session() -> None:
     assert not again.closed
 
 
+# semantics: T8
 def test_a_recovered_session_is_found_by_the_next_broker() -> None:
     mesh, (a, b) = mesh_of("a", "b", durable=True)
     client = Client(a, "c", expiry=1_000)
@@ -397,6 +413,7 @@ def test_a_recovered_session_is_found_by_the_next_broker() -> None:
     assert again.connack.session_present
 
 
+# semantics: W4
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_the_will_of_a_client_whose_broker_crashed_waits_for_word_of_it(comes_back: bool) -> None:
     mesh, (a, b) = mesh_of("a", "b", durable=True)

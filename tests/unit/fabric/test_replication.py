@@ -27,6 +27,7 @@ def retained(node: Node) -> dict[str, bytes]:
     return {message.topic.decode(): message.payloads()[0] for message in node.engine.retained.all()}
 
 
+# semantics: R1 R2
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_every_broker_has_it_after_the_interval(qos: int) -> None:
     mesh, nodes = mesh_of("a", "b", "c")
@@ -41,6 +42,7 @@ def test_every_broker_has_it_after_the_interval(qos: int) -> None:
     assert nodes[1].engine.stats.retained_messages == 1
 
 
+# semantics: R2
 def test_only_the_last_of_each_topic_is_copied_where_nobody_subscribes() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     publisher = Client(a, "publisher")
@@ -54,6 +56,7 @@ def test_only_the_last_of_each_topic_is_copied_where_nobody_subscribes() -> None
     assert link.bytes_in - before < 1_000
 
 
+# semantics: R2
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_interested_brokers_have_it_at_once_and_get_it_once(qos: int) -> None:
     mesh, (a, b) = mesh_of("a", "b")
@@ -74,6 +77,7 @@ def test_interested_brokers_have_it_at_once_and_get_it_once(qos: int) -> None:
     assert b.engine.retained.seen == {replication.origin_id("a", a.fabric.epoch): a.fabric.replication._last}
 
 
+# semantics: R3
 def test_a_subscription_is_answered_locally() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     Client(a, "publisher").publish("state/1", b"x", 1, retain=True)
@@ -84,6 +88,7 @@ def test_a_subscription_is_answered_locally() -> None:
     assert subscriber.messages[0].retain
 
 
+# semantics: R3
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_who_subscribes_before_its_broker_knows_gets_it_then(qos: int) -> None:
     mesh, (a, b) = mesh_of("a", "b")
@@ -102,6 +107,7 @@ def test_who_subscribes_before_its_broker_knows_gets_it_then(qos: int) -> None:
     assert choosy.payloads == []  # it wants no retained messages
 
 
+# semantics: R4
 def test_a_clear_is_a_change_like_any_other() -> None:
     mesh, nodes = mesh_of("a", "b", "c")
     Client(nodes[0], "publisher").publish("state/1", b"x", 1, retain=True)
@@ -113,6 +119,7 @@ def test_a_clear_is_a_change_like_any_other() -> None:
         assert b"state/1" in node.engine.retained.versions
 
 
+# semantics: R4
 def test_a_broker_that_was_away_does_not_bring_back_what_was_cleared() -> None:
     mesh = Mesh()
     a, b = mesh.add("a"), mesh.add("b")
@@ -132,6 +139,7 @@ def test_a_broker_that_was_away_does_not_bring_back_what_was_cleared() -> None:
     assert a.engine.retained.versions == {}
 
 
+# semantics: R1 R5
 def test_the_last_one_wins_everywhere_after_a_partition() -> None:
     mesh = Mesh()
     a, b = mesh.add("a"), mesh.add("b")
@@ -149,6 +157,7 @@ def test_the_last_one_wins_everywhere_after_a_partition() -> None:
     assert retained(a) == retained(b) == {"state/1": b"b, last", "state/2": b"a, last"}
 
 
+# semantics: R1
 def test_stamps_follow_each_other_whatever_the_clocks_say() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     a.engine.effects.wall_offset += 3_600.0  # an hour ahead
@@ -214,6 +223,7 @@ def test_messages_queued_for_a_broker_come_before_what_replaced_them() -> None:
     assert not any(message.retain for message in subscriber.messages)
 
 
+# semantics: R5
 def test_a_subscriber_learns_after_a_partition_what_it_did_not_get_at_qos_0() -> None:
     mesh = Mesh()
     a, b = mesh.add("a"), mesh.add("b")
@@ -248,6 +258,7 @@ def test_a_lost_broker_s_changes_reach_those_it_did_not_tell() -> None:
     assert retained(c) == {"state/1": b"x"}
 
 
+# semantics: R8
 def test_a_broker_that_forgot_everything_gets_its_own_back() -> None:
     mesh = Mesh()
     a, b = mesh.add("a"), mesh.add("b")
@@ -266,6 +277,7 @@ def test_a_broker_that_forgot_everything_gets_its_own_back() -> None:
     assert retained(b) == {"state/1": b"y"}
 
 
+# semantics: R6
 def test_an_expiry_goes_along() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     properties = Properties(message_expiry_interval=60)
@@ -282,6 +294,7 @@ def test_an_expiry_goes_along() -> None:
     assert retained(a) == retained(b) == {}
 
 
+# semantics: D10
 def test_the_broker_s_own_figures_stay_at_home() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     a.engine.publish("$SYS/broker/uptime", b"1", 0, True, mesh.now)
@@ -289,6 +302,7 @@ def test_the_broker_s_own_figures_stay_at_home() -> None:
     assert retained(b) == {}
 
 
+# semantics: R7
 def test_a_broker_without_room_says_nothing_for_others() -> None:
     mesh = Mesh(limits=Limits(max_retained_messages=2))
     a, b, c = mesh.add("a"), mesh.add("b"), mesh.add("c")
@@ -314,6 +328,7 @@ def test_a_broker_without_room_says_nothing_for_others() -> None:
     assert len(retained(c)) == 4
 
 
+# semantics: R5
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_all_agree_in_the_end(seed: int) -> None:
     rng = random.Random(seed)
@@ -362,6 +377,7 @@ def test_whatever_happens_all_agree_in_the_end(seed: int) -> None:
 # --- crashes -------------------------------------------------------------------------------------------------------------
 
 
+# semantics: R8
 def test_what_was_acknowledged_before_a_crash_is_told_after_it() -> None:
     mesh = Mesh()
     a, b = mesh.add("a", durable=True), mesh.add("b", durable=True)
@@ -467,6 +483,7 @@ def test_crashes_do_not_bring_anything_back(seed: int) -> None:
         assert retained(mesh.nodes[name]) == expected, (seed, name)
 
 
+# semantics: L1
 def test_topics_of_class_local_stay_at_home() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     a.fabric.classes.replace([("private/#", "local")], 1)

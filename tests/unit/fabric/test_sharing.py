@@ -22,6 +22,7 @@ def mesh_of(*names: str) -> tuple[Mesh, list[Node]]:
     return mesh, nodes
 
 
+# semantics: S1
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_each_message_has_one_receiver(qos: int) -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
@@ -39,6 +40,7 @@ def test_each_message_has_one_receiver(qos: int) -> None:
     assert all(worker.payloads for worker in workers)
 
 
+# semantics: S2
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_local_members_that_are_connected_come_first(qos: int) -> None:
     mesh, (a, b) = mesh_of("a", "b")
@@ -54,6 +56,7 @@ def test_local_members_that_are_connected_come_first(qos: int) -> None:
     assert there.payloads == []
 
 
+# semantics: S2
 def test_the_nearest_broker_with_a_connected_member_comes_next() -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
     near, far = Client(b, "near"), Client(c, "far")
@@ -76,6 +79,7 @@ def test_the_nearest_broker_with_a_connected_member_comes_next() -> None:
     assert far.payloads == [b"5"]
 
 
+# semantics: S2
 def test_connected_members_elsewhere_come_before_local_ones_that_are_away() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     here, there = Client(a, "here", expiry=100), Client(b, "there", expiry=100)
@@ -96,6 +100,7 @@ def test_connected_members_elsewhere_come_before_local_ones_that_are_away() -> N
     assert Client(a, "here", clean_start=False, expiry=100).payloads == [b"later"]
 
 
+# semantics: S2
 def test_a_member_that_is_away_elsewhere_is_better_than_none() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     there = Client(b, "there", expiry=100)
@@ -109,6 +114,7 @@ def test_a_member_that_is_away_elsewhere_is_better_than_none() -> None:
     assert Client(b, "there", clean_start=False, expiry=100).payloads == [b"kept"]
 
 
+# semantics: S3
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_plain_subscribers_of_the_chosen_broker_get_their_copy_and_those_of_others_too(qos: int) -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
@@ -123,6 +129,7 @@ def test_plain_subscribers_of_the_chosen_broker_get_their_copy_and_those_of_othe
         assert client.payloads == [b"x"], client.client_id
 
 
+# semantics: S3
 def test_a_member_with_a_plain_subscription_gets_both_copies() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     both = Client(b, "both")
@@ -134,6 +141,7 @@ def test_a_member_with_a_plain_subscription_gets_both_copies() -> None:
     assert both.payloads == [b"x", b"x"]
 
 
+# semantics: S3
 def test_groups_are_served_apart() -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
     one, two = Client(b, "one"), Client(c, "two")
@@ -146,6 +154,7 @@ def test_groups_are_served_apart() -> None:
     assert two.payloads == [b"x"]
 
 
+# semantics: S5
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_broker_whose_members_left_meanwhile_passes_on(qos: int) -> None:
     mesh, (a, b, c) = mesh_of("a", "b", "c")
@@ -170,6 +179,7 @@ def test_a_broker_whose_members_left_meanwhile_passes_on(qos: int) -> None:
     assert staying.payloads == [b"x"]
 
 
+# semantics: S5
 def test_what_nobody_is_left_for_ends() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     leaving = Client(b, "leaving")
@@ -183,6 +193,7 @@ def test_what_nobody_is_left_for_ends() -> None:
     assert a.fabric.peers["b"].session.queued_messages == 0
 
 
+# semantics: S4
 def test_a_member_whose_session_ends_leaves_its_messages_to_members_elsewhere() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     ending, staying = Client(a, "ending", expiry=100, acknowledges=False), Client(b, "staying")
@@ -217,6 +228,7 @@ def test_the_state_of_groups_is_told_again_when_a_link_comes_back() -> None:
     assert Client(a, "here", clean_start=False, expiry=100).payloads == [b"x"]
 
 
+# semantics: L1
 def test_orphans_of_a_local_topic_stay_at_home() -> None:
     mesh, (a, b) = mesh_of("a", "b")
     a.fabric.classes.replace([("jobs/#", "local")], 1)
@@ -231,6 +243,7 @@ def test_orphans_of_a_local_topic_stay_at_home() -> None:
     assert elsewhere.payloads == []
 
 
+# semantics: S6
 @pytest.mark.parametrize("durable", [False, True])
 def test_messages_for_a_broker_that_is_gone_for_good_go_to_others(durable: bool) -> None:
     mesh = Mesh()
@@ -257,6 +270,7 @@ def test_messages_for_a_broker_that_is_gone_for_good_go_to_others(durable: bool)
     assert other.payloads == [b"x"]
 
 
+# semantics: S1
 @pytest.mark.parametrize("seed", range(15))
 def test_one_receiver_each_whatever_members_and_links_do(seed: int) -> None:
     rng = random.Random(seed)
