@@ -148,6 +148,7 @@ class PlainGateway(Gateway):
         self._probe_at = now
         self._replacing: dict[PlainUpstream, None] = {}
         self._leaving: dict[PlainUpstream, None] = {}
+        self._held: dict[PlainUpstream, None] = {}
 
     # --- what the driver calls ------------------------------------------------------------------------------------------
 
@@ -332,6 +333,7 @@ class PlainGateway(Gateway):
             if broker is None or not isinstance(upstream, PlainUpstream) or mirror is None:
                 continue
             movable = tunnel.state == OPEN and not tunnel.closing and mirror.resumable and upstream.farewell is None
+            movable = movable and not upstream.holding
             elsewhere = upstream.to is not broker and (not origin or upstream.broker == origin)
             if not movable or not elsewhere or (client and mirror.client_id != client):
                 continue
@@ -446,9 +448,11 @@ class PlainGateway(Gateway):
         if mirror is None or upstream.released or upstream.tunnel.upstream is not upstream:
             return
         if not mirror.orphans or now - upstream.since >= DRAIN_S:
-            mirror.orphans.clear()
+            self._held.pop(upstream, None)
             upstream.released = True
             upstream.tunnel.release(upstream)
+        else:
+            self._held[upstream] = None
 
     def _gave_up(self, upstream: PlainUpstream, reason: str, now: float) -> None:
         """No place at that broker."""
@@ -511,6 +515,11 @@ class PlainGateway(Gateway):
         for old in list(self._leaving):
             if now - old.since >= DRAIN_S:
                 self._left(old, now)
+        for upstream in list(self._held):
+            if upstream.closed or upstream.tunnel.upstream is not upstream:
+                del self._held[upstream]
+            else:
+                self._release(upstream, now)
         for broker in self.brokers:
             if broker.down and broker.retry_at <= now:
                 self._went_down(broker, now)
@@ -529,6 +538,9 @@ class PlainGateway(Gateway):
             break
         for old in self._leaving:
             deadline = min(deadline, old.since + DRAIN_S)
+            break
+        for upstream in self._held:
+            deadline = min(deadline, upstream.since + DRAIN_S)
             break
         for broker in self.brokers:
             if broker.down:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable
 from typing import cast
@@ -130,12 +129,9 @@ class PlainSockets:
         try:
             host, port, secure = plain_address(address)
             async with asyncio.timeout(DIAL_TIMEOUT_SECONDS):
-                transport, _ = await asyncio.get_running_loop().create_connection(
+                await asyncio.get_running_loop().create_connection(
                     lambda: PlainTransport(self, dial), host, port, ssl=self._context if secure else None
                 )
-            raw = transport.get_extra_info("socket")
-            if raw is not None:
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ConfigError, UnicodeError) as error:
             reason = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
             reason = str(reason or str(error) or "no answer in time")
