@@ -10,7 +10,7 @@ import sys
 from typing import Any, Literal
 
 from nearcast.scenario.events import FailDisk, RandomFaults
-from nearcast.scenario.scenario import Broker, Scenario
+from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
 from nearcast.scenario.topology import Host, Site, SiteLink, Topology
 from nearcast.scenario.workload import Clients, Publishing, Subscribing
 from nearcast.simulation.runs import simulate
@@ -30,8 +30,17 @@ def fabric(number: int, settle_s: float = 30.0) -> Scenario:
         "fabric": {"probe_interval_seconds": 0.5, "fail_after_seconds": rng.choice((1.5, 3.0))},
     }
     names = [f"b-{index + 1}" for index in range(brokers)]
+    doors = list(names)
+    gateways: tuple[Gateway, ...] = ()
+    controller = None
     if rng.random() < 0.5:
         settings["links"] = links(rng, names)
+    elif rng.random() < 0.4:
+        controller = Controller(host="k", interval_s=2.0, ping_interval_ms=50.0)
+    if rng.random() < 0.7:
+        settings["moves_per_minute"] = rng.choice((0.0, 60.0, 600.0))
+        gateways = tuple(Gateway(host=host, controller=rng.random() < 0.8) for host in ("g-1", "g-2"))
+        doors += ["g-1", "g-2", "g-*"]
     return Scenario(
         name="random",
         topology=_topology(rng, brokers),
@@ -43,7 +52,9 @@ def fabric(number: int, settle_s: float = 30.0) -> Scenario:
             Broker(host=name, fabric=True, durable=durable == "all" or (durable == "some" and rng.random() < 0.5))
             for name in names
         ),
-        clients=tuple(_clients(rng, f"c{index}", names) for index in range(rng.randint(2, 6))),
+        gateways=gateways,
+        controller=controller,
+        clients=tuple(_clients(rng, f"c{index}", doors) for index in range(rng.randint(2, 6))),
         random_faults=None if rng.random() < 0.2 else _faults(rng),
         events=tuple(FailDisk(at_s=0.0, host=name, sync_s=rng.choice((0.001, 0.01, 0.1, 0.4))) for name in names),
     )
@@ -76,11 +87,18 @@ def _topology(rng: random.Random, brokers: int) -> Topology:
         name="random",
         sites=(Site(name="region"), Site(name="edge")),
         links=(link,),
-        hosts=(*hosts, Host(name="d", site="edge", count=2), Host(name="p", site="region", count=2)),
+        hosts=(
+            *hosts,
+            Host(name="g-1", site="edge"),
+            Host(name="g-2", site="region"),
+            Host(name="k", site="region"),
+            Host(name="d", site="edge", count=2),
+            Host(name="p", site="region", count=2),
+        ),
     )
 
 
-def _clients(rng: random.Random, name: str, brokers: list[str]) -> Clients:
+def _clients(rng: random.Random, name: str, doors: list[str]) -> Clients:
     publish = tuple(
         Publishing(
             topic="t/{client}/" + level,
@@ -96,7 +114,7 @@ def _clients(rng: random.Random, name: str, brokers: list[str]) -> Clients:
     return Clients(
         name=name,
         host=rng.choice(("d*", "p*", "d-1", "p-1")),
-        broker=rng.choice(("b-*", rng.choice(brokers))),
+        broker=rng.choice(("b-*", rng.choice(doors), rng.choice(doors))),
         clean_start=rng.random() < 0.4,
         keepalive_s=rng.choice((1, 3, 10)),
         protocol=rng.choice(VERSIONS),
@@ -109,7 +127,7 @@ def _clients(rng: random.Random, name: str, brokers: list[str]) -> Clients:
 def _faults(rng: random.Random) -> RandomFaults:
     rate = rng.choice((5.0, 20.0, 60.0))
     return RandomFaults(
-        hosts=rng.choice(((), ("b-*",), ("b-*", "p*"), ("d*", "p*"))),
+        hosts=rng.choice(((), ("b-*",), ("b-*", "g*", "k"), ("b-*", "p*"), ("d*", "p*"))),
         kills_per_minute=rate * rng.random() * rng.choice((0, 1)),
         crashes_per_minute=rate * rng.random() * rng.choice((0, 1)),
         pauses_per_minute=rate * rng.random() / 2,
