@@ -79,15 +79,12 @@ class MoveView(msgspec.Struct):
     detail: str
 
 
-class _ClientView(msgspec.Struct):
-    """What the controller says of a client."""
+class _NodeView(msgspec.Struct):
+    """What the controller says of a node."""
 
-    gateway: str | None
-    broker: str
-
-
-class _Page(msgspec.Struct):
-    clients: list[_ClientView]
+    name: str
+    role: str
+    home: str
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,26 +94,25 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest first; times are those of the wall clock."""
 
     brokers: dict[str, str]
-    """Which broker each gateway's clients are at."""
+    """Which broker each gateway uses."""
 
 
 async def ask(wan: Wan, scenario: Scenario) -> Told:
-    """The controller's moves, and where everybody is."""
+    """The controller's moves, and where everybody was in the end."""
     if scenario.controller is None:
         return Told(moves=[], brokers={})
     secret = Path((await wan.status()).output) / "data" / MAKER / "secret"
     base = f"http://127.0.0.1:{scenario.controller.http_port}/api/v1"
     answers = []
-    for what in ("moves", "clients"):
-        command = ["python", "-P", "-m", "nearcast.experiments.asking", f"{base}/{what}?limit=10000", str(secret)]
+    for what in ("moves?limit=10000", "nodes"):
+        command = ["python", "-P", "-m", "nearcast.experiments.asking", f"{base}/{what}", str(secret)]
         answers.append((await wan.run(scenario.controller.host, command, timeout_s=20)).check().output)
     try:
         moves = msgspec.json.decode(answers[0], type=list[MoveView])
-        clients = msgspec.json.decode(answers[1], type=_Page).clients
+        nodes = msgspec.json.decode(answers[1], type=list[_NodeView])
     except msgspec.DecodeError as error:
         raise EmulationError(f"the controller's answer is not as expected: {error}") from error
-    brokers = {client.gateway: client.broker for client in clients if client.gateway is not None}
-    return Told(moves=moves[::-1], brokers=brokers)
+    return Told(moves=moves[::-1], brokers={node.name: node.home for node in nodes if node.role == "gateway"})
 
 
 def hand_overs(scenario: Scenario, moves: Sequence[Moved], brokers: Mapping[str, str]) -> list[Moved]:

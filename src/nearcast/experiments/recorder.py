@@ -45,6 +45,8 @@ class Recorder(Invariant):
                 self._connection("subscribed", fact.client, at_ns, wanted=wanted)
         elif isinstance(fact, facts.ClientDisconnected):
             self._connection("disconnected", fact.client, at_ns, fact.reason)
+        elif isinstance(fact, facts.ClientLeft):
+            self._connection("disconnected", fact.client, at_ns, "left, as the scenario says")
 
     def _sent(self, kind: Kind, message: facts.Message, at_ns: int, reason: str | None = None) -> None:
         self._writer.write(
