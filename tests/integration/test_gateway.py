@@ -58,33 +58,39 @@ def broker_of(gateway: NearcastGateway) -> NearcastBroker:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_broker_is_killed_and_the_clients_stay(tmp_path: Path, version: int) -> None:
-    with fronted(tmp_path, brokers=2) as gateway:
-        with subscriber(gateway.port(), "t/#", "r", version) as listening, joined(gateway.port(), "s", version) as speaking:
-            publish(speaking, "t/before", b"before", 1)
-            assert payloads(listening, 1) == [b"before"]
-            broker_of(gateway).kill()
-            for qos in (0, 1, 2):
-                if qos == 0:
-                    # A message of QoS 0 that a dying broker had is gone with it, so not before both are elsewhere.
-                    wait_for("both clients elsewhere", lambda: gateway.own_metric("clients_resumed_total") == 2)
-                publish(speaking, f"t/{qos}", b"after %d" % qos, qos, packet_id=7)
-            assert sorted(payloads(listening, 3)) == [b"after 0", b"after 1", b"after 2"]
-            assert gateway.own_metric("brokers_lost_total") == 1
+    with (
+        fronted(tmp_path, brokers=2) as gateway,
+        subscriber(gateway.port(), "t/#", "r", version) as listening,
+        joined(gateway.port(), "s", version) as speaking,
+    ):
+        publish(speaking, "t/before", b"before", 1)
+        assert payloads(listening, 1) == [b"before"]
+        broker_of(gateway).kill()
+        for qos in (0, 1, 2):
+            if qos == 0:
+                # A message of QoS 0 that a dying broker had is gone with it, so not before both are elsewhere.
+                wait_for("both clients elsewhere", lambda: gateway.own_metric("clients_resumed_total") == 2)
+            publish(speaking, f"t/{qos}", b"after %d" % qos, qos, packet_id=7)
+        assert sorted(payloads(listening, 3)) == [b"after 0", b"after 1", b"after 2"]
+        assert gateway.own_metric("brokers_lost_total") == 1
 
 
 def test_a_broker_stops_in_order_and_nothing_is_lost(tmp_path: Path) -> None:
-    with fronted(tmp_path, brokers=2) as gateway:
-        with subscriber(gateway.port(), "t", "r", qos=0) as listening, joined(gateway.port(), "s") as speaking:
-            leaving = broker_of(gateway)
-            assert leaving.process is not None
-            leaving.process.send_signal(signal.SIGTERM)
-            for number in range(200):
-                speaking.send(Publish("t", b"%d" % number))
-            assert payloads(listening, 200) == [b"%d" % number for number in range(200)]
-            assert leaving.process.wait(20) == 0
-            leaving.process = None
-            assert gateway.own_metric("moves_total") == 2
-            assert gateway.own_metric("clients_resumed_total") == 0
+    with (
+        fronted(tmp_path, brokers=2) as gateway,
+        subscriber(gateway.port(), "t", "r", qos=0) as listening,
+        joined(gateway.port(), "s") as speaking,
+    ):
+        leaving = broker_of(gateway)
+        assert leaving.process is not None
+        leaving.process.send_signal(signal.SIGTERM)
+        for number in range(200):
+            speaking.send(Publish("t", b"%d" % number))
+        assert payloads(listening, 200) == [b"%d" % number for number in range(200)]
+        assert leaving.process.wait(20) == 0
+        leaving.process = None
+        assert gateway.own_metric("moves_total") == 2
+        assert gateway.own_metric("clients_resumed_total") == 0
 
 
 def test_no_broker_at_all_and_then_one(tmp_path: Path) -> None:
@@ -227,71 +233,82 @@ def place_of(gateway: EmbeddedGateway, client_id: str) -> str:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_mosquitto_is_killed_and_the_clients_stay(mosquittos: tuple[Mosquitto, Mosquitto], version: int) -> None:
-    with EmbeddedGateway(config([one.url for one in mosquittos])) as gateway:
-        with subscriber(gateway.port, "t/#", "r", version) as listening, joined(gateway.port, "s", version) as speaking:
-            publish(speaking, "t/before", b"before", 2)
-            assert payloads(listening, 1) == [b"before"]
-            by_name = {one.name: one for one in mosquittos}
-            lost = place_of(gateway, "r")
-            by_name[lost].kill()
-            wait_for("both at the other one", lambda: gateway.ask(lambda machine: machine.stats.resumed) == 2)
-            for qos in (0, 1, 2):
-                publish(speaking, f"t/{qos}", b"after %d" % qos, qos, packet_id=7)
-            assert sorted(payloads(listening, 3)) == [b"after 0", b"after 1", b"after 2"]
+    with (
+        EmbeddedGateway(config([one.url for one in mosquittos])) as gateway,
+        subscriber(gateway.port, "t/#", "r", version) as listening,
+        joined(gateway.port, "s", version) as speaking,
+    ):
+        publish(speaking, "t/before", b"before", 2)
+        assert payloads(listening, 1) == [b"before"]
+        by_name = {one.name: one for one in mosquittos}
+        lost = place_of(gateway, "r")
+        by_name[lost].kill()
+        wait_for("both at the other one", lambda: gateway.ask(lambda machine: machine.stats.resumed) == 2)
+        for qos in (0, 1, 2):
+            publish(speaking, f"t/{qos}", b"after %d" % qos, qos, packet_id=7)
+        assert sorted(payloads(listening, 3)) == [b"after 0", b"after 1", b"after 2"]
 
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_client_is_moved_between_mosquittos(mosquittos: tuple[Mosquitto, Mosquitto], version: int, qos: int) -> None:
     """Those who publish are at both: the brokers know nothing of each other, and the client hears whichever it is at."""
-    with EmbeddedGateway(config([one.url for one in mosquittos])) as gateway:
-        with subscriber(gateway.port, "t", "r", version, qos) as listening, contextlib.ExitStack() as stack:
-            speakers = {one.name: stack.enter_context(one.connect("s")) for one in mosquittos}
-            for one in mosquittos:
-                # A retained message is not sent again to a client that only moves.
-                speakers[one.name].send(Publish("t", b"kept", 0, retain=True))
-            payloads(listening, 1)
-            for sent in range(0, 30, 5):
-                here = place_of(gateway, "r")
-                (there,) = [one.name for one in mosquittos if one.name != here]
-                wait_for("a move", lambda there=there: gateway.move(there, "r") == 1)  # type: ignore[misc]
-                wait_for("its end", lambda there=there: place_of(gateway, "r") == there)  # type: ignore[misc]
-                for number in range(sent, sent + 5):
-                    publish(speakers[there], "t", b"%d" % number, qos, packet_id=number + 1)
-                assert finished(listening, 5, qos) == [b"%d" % number for number in range(sent, sent + 5)]
+    with (
+        EmbeddedGateway(config([one.url for one in mosquittos])) as gateway,
+        subscriber(gateway.port, "t", "r", version, qos) as listening,
+        contextlib.ExitStack() as stack,
+    ):
+        speakers = {one.name: stack.enter_context(one.connect("s")) for one in mosquittos}
+        for one in mosquittos:
+            # A retained message is not sent again to a client that only moves.
+            speakers[one.name].send(Publish("t", b"kept", 0, retain=True))
+        payloads(listening, 1)
+        for sent in range(0, 30, 5):
+            here = place_of(gateway, "r")
+            (there,) = [one.name for one in mosquittos if one.name != here]
+            wait_for("a move", lambda there=there: gateway.move(there, "r") == 1)  # type: ignore[misc]
+            wait_for("its end", lambda there=there: place_of(gateway, "r") == there)  # type: ignore[misc]
+            for number in range(sent, sent + 5):
+                publish(speakers[there], "t", b"%d" % number, qos, packet_id=number + 1)
+            assert finished(listening, 5, qos) == [b"%d" % number for number in range(sent, sent + 5)]
 
 
 def test_a_subscription_made_while_moving_and_one_given_up(mosquittos: tuple[Mosquitto, Mosquitto]) -> None:
-    with EmbeddedGateway(config([one.url for one in mosquittos])) as gateway:
-        with subscriber(gateway.port, "a", "r", 4) as client:
-            here = place_of(gateway, "r")
-            (there,) = [one for one in mosquittos if one.name != here]
-            gateway.move(there.name, "r")
-            client.send(Subscribe(2, [SubscriptionRequest("b", 1)]))
-            assert isinstance(client.receive(), SubAck)
-            wait_for("the move", lambda: place_of(gateway, "r") == there.name)
-            with there.connect("s") as speaking:
+    with (
+        EmbeddedGateway(config([one.url for one in mosquittos])) as gateway,
+        subscriber(gateway.port, "a", "r", 4) as client,
+    ):
+        here = place_of(gateway, "r")
+        (there,) = [one for one in mosquittos if one.name != here]
+        gateway.move(there.name, "r")
+        client.send(Subscribe(2, [SubscriptionRequest("b", 1)]))
+        assert isinstance(client.receive(), SubAck)
+        wait_for("the move", lambda: place_of(gateway, "r") == there.name)
+        with there.connect("s") as speaking:
 
-                def heard() -> bool:
-                    # The subscription may still be on its way to the new broker.
-                    publish(speaking, "b", b"new", 1)
-                    client.send(PingReq())
+            def heard() -> bool:
+                # The subscription may still be on its way to the new broker.
+                publish(speaking, "b", b"new", 1)
+                client.send(PingReq())
+                packet = client.receive()
+                found = isinstance(packet, Publish)
+                while not isinstance(packet, PingResp):
+                    assert isinstance(packet, Publish)
+                    client.send(PubAck(packet.packet_id))
                     packet = client.receive()
-                    found = isinstance(packet, Publish)
-                    while not isinstance(packet, PingResp):
-                        assert isinstance(packet, Publish)
-                        client.send(PubAck(packet.packet_id))
-                        packet = client.receive()
-                    return found
+                return found
 
-                wait_for("the new subscription", heard)
+            wait_for("the new subscription", heard)
 
 
 def test_what_a_broker_closes_stays_closed(mosquittos: tuple[Mosquitto, Mosquitto]) -> None:
     """Another client takes the identifier: were the first one connected again, the two would go on for ever."""
-    with EmbeddedGateway(config([mosquittos[0].url])) as gateway, joined(gateway.port, "same", 4) as first:
-        with mosquittos[0].connect("same"):
-            assert first.receive() is None
+    with (
+        EmbeddedGateway(config([mosquittos[0].url])) as gateway,
+        joined(gateway.port, "same", 4) as first,
+        mosquittos[0].connect("same"),
+    ):
+        assert first.receive() is None
 
 
 def test_exactly_once_while_moved(mosquittos: tuple[Mosquitto, Mosquitto]) -> None:
