@@ -44,6 +44,9 @@ LEAST_BIN_S = 0.5
 AROUND_S = 0.3
 """How long before a move is ordered and after it ended a gap still counts as its."""
 
+STOPPING = "stopping"
+"""Why clients were moved when no controller ordered it: their broker stops."""
+
 STOPPING_S = 2.0
 """How long a broker that stops may take to hand its clients over, to be counted as that."""
 
@@ -133,7 +136,7 @@ def hand_overs(scenario: Scenario, moves: Sequence[Moved], brokers: Mapping[str,
                         gateway=gateway,
                         origin=broker.name,
                         target=target,
-                        kind="stopping",
+                        kind=STOPPING,
                         state="done",
                         clients=before[-1].clients,
                         from_s=broker.stop_s,
@@ -359,12 +362,12 @@ def _interruptions(run: Run[EmmaParameters], scenario: Scenario, flows: Flows, m
         rows.append(
             [
                 round(move.from_s, 2),
-                move.gateway,
+                move.gateway.removeprefix("gateway-"),
                 move.origin,
                 move.target,
                 move.kind,
                 move.clients,
-                round((move.until_s - move.from_s) * 1e3),
+                None if move.kind == STOPPING else round((move.until_s - move.from_s) * 1e3),
                 round(gap[1] * 1e3, 1),
                 round(allowed_ms, 1),
             ]

@@ -248,9 +248,9 @@ def test_a_good_run(tmp_path: Path) -> None:
     assert throughput.rows[0] == ["broker-central", *(["50/70"] * len(EVENTS))]
     assert throughput.rows[1] == ["broker-west-1", *(["-"] * len(EVENTS))]
     move, stopping = tables["moves that a stream of 100 messages a second shows"].rows
-    assert move[:6] == [18.0, "gateway-global-east", "broker-central", "broker-east", "nearer", 4]
+    assert move[:6] == [18.0, "global-east", "broker-central", "broker-east", "nearer", 4]
     assert move[8] == 246.0
-    assert stopping[:6] == [28.0, "gateway-global-east", "broker-east", "broker-central", "stopping", 4]
+    assert stopping[:6] == [28.0, "global-east", "broker-east", "broker-central", "stopping", 4]
     assert len(outcome.plots) == 5
 
 
