@@ -148,7 +148,11 @@ class FakeGateway(FakeRegistrant):
             self.orders.append(order)
             if self.stubborn:
                 continue
-            moving = [order.client] if order.client else list(self.clients)
+            moving = [
+                client
+                for client, broker in self.clients.items()
+                if order.client in ("", client) and order.origin in ("", broker)
+            ]
             if self.unable:
                 self._outcomes.append(Outcome(order.number, 0, len(moving), self.unable))
             else:

@@ -243,7 +243,7 @@ class Controller(LinkUser):
             if move.state == "failed":
                 self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
                 self._soon(now)
-            elif not move.client:
+            elif not move.client and not move.strays:
                 entry.home = move.target
         self._order_due(now)
 
@@ -300,6 +300,7 @@ class Controller(LinkUser):
                     clients_per_second=self._pace(origin) if migration.reason == "draining" else 0.0,
                 )
             )
+        self._gather_strays(now)
         for gateway in network.gateways:
             entry = self.entries[gateway.name]
             ranked = ranking(gateway, network.brokers, self.settings.policy.groups_ms)
@@ -308,6 +309,28 @@ class Controller(LinkUser):
                 entry.ranking = ranked
                 entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=ranked)))
         self._order_due(now)
+
+    def _gather_strays(self, now: float) -> None:
+        """Clients that were moved by hand to a broker that is drained now go back to where their gateway is."""
+        for entry in self.gateways():
+            home = self.moves.target_of(entry.name) or entry.home
+            for name, count in entry.report.brokers.items():
+                broker = self.entries.get(name)
+                if not count or broker is None or not broker.draining or name == home or home not in self.entries:
+                    continue
+                self.moves.add(
+                    Move(
+                        number=0,
+                        gateway=entry.name,
+                        origin=name,
+                        target=home,
+                        kind="draining",
+                        reason=f"{name} is being drained",
+                        created_at=self.wall(now),
+                        clients_per_second=self._pace(broker),
+                        strays=True,
+                    )
+                )
 
     def _pace(self, origin: Entry | None) -> float:
         rate = 0.0 if origin is None else origin.drain_clients_per_second
@@ -327,7 +350,7 @@ class Controller(LinkUser):
 
     def _order_over_link(self, entry: Entry, move: Move) -> None:
         if entry.link is not None:
-            home = entry.home if move.client else move.target
+            home = entry.home if move.client or move.strays else move.target
             entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=entry.ranking, moves=(move.order(),))))
 
     # --- what people ask for --------------------------------------------------------------------------------------------

@@ -35,6 +35,13 @@ class Move(msgspec.Struct, kw_only=True):
     longest_gap_ms: float = 0.0
     detail: str = ""
     clients_per_second: float = 0.0
+    strays: bool = False
+    """Only clients that are at ``origin``, though their gateway is not: they were moved there by hand."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What this is a move of; one of them is pending at a time."""
+        return (self.gateway, self.client, self.origin if self.strays else "")
 
     @property
     def pending(self) -> bool:
@@ -44,7 +51,7 @@ class Move(msgspec.Struct, kw_only=True):
         return MoveOrder(
             number=self.number,
             target=self.target,
-            origin=self.origin if self.client else "",
+            origin=self.origin if self.client or self.strays else "",
             client=self.client,
             clients_per_second=self.clients_per_second,
         )
@@ -61,7 +68,7 @@ class Moves:
         self._next_number = first_number
         self._at_once = at_once
         self._timeout_s = timeout_s
-        self.pending: dict[tuple[str, str], Move] = {}
+        self.pending: dict[tuple[str, str, str], Move] = {}
         self.by_number: dict[int, Move] = {}
         self.past: deque[Move] = deque(maxlen=MAX_PAST)
         self.counts: dict[str, int] = {}
@@ -69,8 +76,7 @@ class Moves:
 
     def add(self, move: Move) -> bool:
         """A move that is wanted; its number is given here. False when the same one is pending, or there are too many."""
-        place = (move.gateway, move.client)
-        before = self.pending.get(place)
+        before = self.pending.get(move.place)
         if before is not None:
             if before.target == move.target:
                 return False
@@ -79,7 +85,7 @@ class Moves:
             return False
         move.number = self._next_number
         self._next_number = self._next_number % 0xFFFF_FFFF + 1
-        self.pending[place] = move
+        self.pending[move.place] = move
         self.by_number[move.number] = move
         return True
 
@@ -161,7 +167,7 @@ class Moves:
 
     def target_of(self, gateway: str) -> str:
         """Where a gateway is on its way to, or empty."""
-        move = self.pending.get((gateway, ""))
+        move = self.pending.get((gateway, "", ""))
         return move.target if move is not None else ""
 
     def next_deadline(self) -> float:
@@ -171,7 +177,7 @@ class Moves:
         move.state = state
         move.ended_at = wall
         move.detail = detail
-        self.pending.pop((move.gateway, move.client), None)
+        self.pending.pop(move.place, None)
         self.by_number.pop(move.number, None)
         self._deadlines.pop(move.number, None)
         self.past.append(move)

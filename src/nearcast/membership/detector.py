@@ -39,7 +39,7 @@ class DetectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     ping_interval_s: float = 0.2
     """Seconds between pings while a node is suspect."""
 
-    recheck_s: float = 5.0
+    recheck_s: float = 1.0
     """How long a suspect that answered is left alone before it has to answer again."""
 
 

@@ -34,7 +34,9 @@ MAX_ORDERS_REMEMBERED: Final = 1_024
 DIRECT_PING_S: Final = 5.0
 ORDER_TRIES: Final = 3
 ORDER_RETRY_S: Final = 0.3
-LEAST_ASKED_INTERVAL_S: Final = 1.0
+LEAST_ASKED_INTERVAL_S: Final = 0.2
+"""Questions within this time of a measurement are answered by it: whoever asks may want to know whether a node has just died,
+and anybody can ask."""
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True):

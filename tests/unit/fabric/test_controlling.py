@@ -369,6 +369,22 @@ def test_a_drain_empties_a_broker_one_gateway_after_the_other() -> None:
     assert net.registrants["near"].drains == [True, False]
 
 
+def test_a_drain_finds_clients_that_were_moved_there_by_hand() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", clients=3, home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    net.controller.move("far", net.now, client="g-1")
+    net.machines["controller"].flush()
+    net.run(6.0)
+    assert gateway.clients["g-1"] == "far"
+    net.controller.drain("far", True, net.now)
+    net.machines["controller"].flush()
+    net.run(2.0)
+    assert set(gateway.clients.values()) == {"near"}
+    assert gateway.home == "near"
+    assert gateway.orders[-1].origin == "far"
+
+
 def test_an_order_that_a_broken_link_swallowed_is_given_again() -> None:
     net = two_brokers()
     gateway = net.add_gateway("g", home="near", near=1.0, far=80.0)

@@ -1,0 +1,181 @@
+"""A controller as a process, with brokers, gateways and clients that are real: registering, moving, draining, losing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nearcast.mqtt.packets import Connect, Publish, Subscribe, SubscriptionRequest
+from tests.integration.broker.running import RawClient, wait_for
+from tests.integration.brokers import NearcastBroker
+from tests.integration.controllers import ControlledFabric
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Iterator[ControlledFabric]:
+    made = ControlledFabric(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def sockets_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clients of a test end with it."""
+    opened: list[RawClient] = []
+    connect = RawClient.connected
+
+    def remembered(self: RawClient, packet: Connect | None = None) -> RawClient:
+        opened.append(self)
+        return connect(self, packet)
+
+    monkeypatch.setattr(RawClient, "connected", remembered)
+    yield
+    for client in opened:
+        client.socket.close()
+
+
+def subscriber(at: NearcastBroker, client_id: str, topic_filter: str) -> RawClient:
+    client = at.connect(Connect(client_id, version=5))
+    client.send(Subscribe(1, [SubscriptionRequest(topic_filter, 1)]))
+    client.receive()
+    return client
+
+
+def passes(source: NearcastBroker, client: RawClient, topic: str, payload: bytes) -> None:
+    """A message published at ``source`` reaches a client."""
+    publisher = source.connect()
+    publisher.send(Publish(topic, payload, 0))
+    received = client.receive()
+    assert isinstance(received, Publish)
+    assert (received.topic, received.payload) == (topic, payload)
+
+
+def test_a_fabric_from_nothing_moved_drained_and_shown(fabric: ControlledFabric) -> None:
+    b1 = fabric.broker("b1")
+    b2 = fabric.broker("b2")
+    gateway = fabric.gateway("g")
+    fabric.wait_for_states(b1="up", b2="up", g="up")
+    wait_for("brokers meeting", lambda: b1.sees("b2") and b2.sees("b1"))
+    wait_for("measured paths", lambda: len(fabric.json("status", "--links")["links"]) >= 4)
+
+    # A client by name, while it is served.
+    client = subscriber(gateway, "c", "t/#")
+    wait_for("the client to be known", lambda: fabric.controller.client().get("/clients")["total"])
+    (facts,) = fabric.json("status", "--clients")["clients"]
+    assert (facts["client"], facts["gateway"]) == ("c", "g")
+    home = facts["broker"]
+    other = "b2" if home == "b1" else "b1"
+    assert "moved 1 client" in fabric.nearcast("move", other, "--client", "c")
+    passes(b1, client, "t/1", b"after the first move")
+    assert "is at" in fabric.nearcast("move", other, "--client", "c", code=1)
+    (move, *_) = fabric.json("status")["moves"]
+    assert (move["state"], move["kind"], move["moved_clients"]) == ("done", "manual", 1)
+
+    # A broker is emptied; nothing goes there until that is ended.
+    assert "gets none" in fabric.nearcast("drain", other, "--wait", "30")
+    passes(b2, client, "t/2", b"after the drain")
+    assert fabric.controller.nodes()["g"]["brokers"] == {home: 1}
+    assert "is being drained" in fabric.nearcast("move", other, "--client", "c", code=1)
+    assert "gets clients again" in fabric.nearcast("drain", other, "--stop")
+
+    # A class changes in the running fabric.
+    away = b2 if home == "b1" else b1
+    fabric.nearcast("class", "t/private/#", "local")
+    elsewhere = away.connect()
+
+    def stays_away() -> bool:
+        # Behind one that must not arrive, one that must: what arrives first says whether the rule is in force.
+        elsewhere.send(Publish("t/private/x", b"", 0), Publish("t/public", b"", 0))
+        received = client.receive()
+        assert isinstance(received, Publish)
+        if received.topic == "t/private/x":
+            client.receive()
+        return received.topic == "t/public"
+
+    wait_for("the class to hold", stays_away)
+    assert fabric.json("class") == [{"topic_filter": "t/private/#", "topic_class": "local"}]
+    assert "t/private/#" in fabric.nearcast("class")
+    assert "every topic is bridged" in fabric.nearcast("class", "t/private/#", "--remove")
+
+    nodes = fabric.nearcast("nodes")
+    assert all(word in nodes for word in ("b1", "b2", "g", "here", "gateway"))
+    assert "2 brokers, 1 gateways" in fabric.nearcast("status")
+    assert "nearcast nodes" in fabric.nearcast("move", "b9", "--client", "c", code=1)
+
+
+def test_a_broker_that_is_killed_is_found_out_and_its_clients_go_on(fabric: ControlledFabric) -> None:
+    brokers = {name: fabric.broker(name) for name in ("b1", "b2")}
+    gateway = fabric.gateway("g")
+    fabric.wait_for_states(b1="up", b2="up", g="up")
+    wait_for("brokers meeting", lambda: brokers["b1"].sees("b2"))
+    client = subscriber(gateway, "c", "t/#")
+    wait_for("the client to be known", lambda: fabric.controller.client().get("/clients")["total"])
+    home = fabric.json("status", "--clients")["clients"][0]["broker"]
+    other = "b2" if home == "b1" else "b1"
+    brokers[home].kill()
+    fabric.wait_for_states(**{home: "down", other: "up"})
+    wait_for("the client at the other broker", lambda: fabric.controller.nodes()["g"]["brokers"] == {other: 1})
+    passes(brokers[other], client, "t/1", b"still here")
+    assert fabric.json("status")["status"]["nodes_not_up"] == [home]
+    brokers[home].start()
+    fabric.wait_for_states(**{home: "up"})
+
+
+def test_a_broker_that_hangs_is_found_out(fabric: ControlledFabric) -> None:
+    b1 = fabric.broker("b1")
+    fabric.broker("b2")
+    fabric.broker("b3")
+    fabric.wait_for_states(b1="up", b2="up", b3="up")
+    b1.signal(signal.SIGSTOP)
+    fabric.wait_for_states(b1="down", b2="up", b3="up")
+    b1.signal(signal.SIGCONT)
+    fabric.wait_for_states(b1="up")
+
+
+def test_a_broker_that_stops_has_left(fabric: ControlledFabric) -> None:
+    b1 = fabric.broker("b1")
+    b2 = fabric.broker("b2")
+    fabric.wait_for_states(b1="up", b2="up")
+    b1.stop()
+    fabric.wait_for_states(b1="left", b2="up")
+    wait_for("the other one to forget it", lambda: b2.sees())
+
+
+def test_nothing_waits_for_a_controller_that_is_gone_and_a_new_one_learns_everything(fabric: ControlledFabric) -> None:
+    b1 = fabric.broker("b1")
+    b2 = fabric.broker("b2")
+    gateway = fabric.gateway("g")
+    fabric.wait_for_states(b1="up", b2="up", g="up")
+    wait_for("brokers meeting", lambda: b1.sees("b2") and b2.sees("b1"))
+    client = subscriber(gateway, "c", "t/#")
+    fabric.nearcast("class", "x/#", "local")
+    wait_for("the class at a broker", lambda: b1.health()["fabric"]["controller"]["topic_classes"] == "ok")
+    fabric.controller.kill()
+    passes(b1, client, "t/1", b"without a controller")
+    late = subscriber(gateway, "late", "t/#")
+    passes(b2, late, "t/2", b"for one that came meanwhile")
+    client.receive()
+    fabric.controller.start()
+    fabric.wait_for_states(b1="up", b2="up", g="up")
+    wait_for("the clients to be known", lambda: fabric.controller.client().get("/clients")["total"] == 2)
+    assert fabric.json("class") == [{"topic_filter": "x/#", "topic_class": "local"}]
+    passes(b1, client, "t/3", b"nothing moved")
+    assert fabric.json("status")["moves"] == []
+
+
+def test_errors_say_what_to_do(fabric: ControlledFabric, tmp_path: Path) -> None:
+    assert "--api says where it is" in fabric.nearcast("status", "--api", "http://127.0.0.1:1", code=1)
+    assert "write http://HOST:PORT" in fabric.nearcast("status", "--api", "127.0.0.1:1", code=1)
+    assert "no controller" in fabric.nearcast("status", "--api", fabric.controller.api + "/x", code=1)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("some-other-token-123456")
+    assert "does not know this token" in fabric.nearcast("status", "--token-file", str(wrong), code=1)
+    taken = fabric.controller.ready["port"]
+    assert "--port takes another one" in fabric.nearcast(
+        "controller", "--fabric-secret", str(fabric.secret), "--port", str(taken), "--no-http", code=1
+    )
+    assert "nearcast secret FILE" in fabric.nearcast("controller", "--fabric-secret", str(tmp_path / "none"), code=1)
+    assert "no node has registered" in fabric.nearcast("nodes")
