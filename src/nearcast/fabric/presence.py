@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.departures import FROZEN
+from nearcast.fabric.departures import FROZEN, Departure
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.mqtt import reasons
@@ -73,6 +73,8 @@ class Claim:
         self.asked = ""
         self.questions = 0
         self.coming = False
+        #: The session that is here already, and older than the one that comes.
+        self.before: Session | None = None
         #: Who asked us for the same session meanwhile: the number of the question, by broker.
         self.others: dict[str, Question] = {}
 
@@ -109,6 +111,8 @@ class Presence(Part):
         self._claimed_at = 0
         #: Sessions that are on their way to a broker because it asked: its name and the question.
         self._sought: dict[str, tuple[str, Question]] = {}
+        #: Questions for sessions that are on their way here, and by whom.
+        self._early: list[tuple[str, Question]] = []
         #: Clients with a later session elsewhere, which the broker that ours is on its way to will not take.
         self._contested: set[str] = set()
         self.takeovers = 0
@@ -158,6 +162,7 @@ class Presence(Part):
         self._next_at.pop(peer.name, None)
         for claim in list(self._claims.values()):
             if claim.asked == peer.name:
+                claim.stamp = 0
                 self._let_in(claim, now)
 
     def peer_gone(self, peer: Peer, now: float) -> None:
@@ -237,6 +242,13 @@ class Presence(Part):
         client_id = connection.client_id
         before = self._claims.get(client_id)
         holder = self._holder(client_id)
+        departure = self._fabric.handover.departures.by_client.get(client_id)
+        if departure is not None and departure.state == FROZEN:
+            # Its session is on the way to another broker: it has to come back from there.
+            target = self._fabric.peers.get(departure.target)
+            holder = target if target is not None and target.up else None
+        elif departure is not None and departure.without_client:
+            self._keep(client_id, departure, now)
         if holder is None and before is None:
             return False
         claim = Claim(connection, verdict, clean_start, self._fabric.stamp(now), now + self._timeout_s)
@@ -248,10 +260,19 @@ class Presence(Part):
             claim.coming = before.coming
             unavailable = Verdict(False, reasons.SERVER_UNAVAILABLE, "another client of this name connected")
             self._engine.authenticated(before.connection, unavailable, now)
+        claim.before = self._sessions.by_client.get(client_id)
         self._claims[client_id] = claim
         if holder is not None and not claim.coming:
             self._ask(claim, holder)
         return True
+
+    def _keep(self, client_id: str, departure: Departure, now: float) -> None:
+        """The client is here again before its session left."""
+        self._fabric.handover.departures.fail(departure, "the client came back", now)
+        name, question = self._sought.pop(client_id, ("", None))
+        peer = self._fabric.peers.get(name)
+        if peer is not None and question is not None:
+            self._answer(peer, question, LATER)
 
     def _holder(self, client_id: str) -> Peer | None:
         """The broker to ask for a client's session: the one with the latest, unless that is here or cannot be reached."""
@@ -350,6 +371,9 @@ class Presence(Part):
         if claim is not None:
             claim.others[peer.name] = question  # first ours, whoever is later
             return
+        if self._is_arriving(client_id):
+            self._early.append((peer.name, question))
+            return
         session = self._sessions.by_client.get(client_id)
         departures = self._fabric.handover.departures
         departure = departures.by_client.get(client_id)
@@ -393,6 +417,12 @@ class Presence(Part):
             self._answer(peer, question, ENDED)
         else:
             self._hand_over(peer, question, session, now)
+
+    def _is_arriving(self, client_id: str) -> bool:
+        for arrival in self._fabric.handover.arrivals.by_move.values():
+            if arrival.client_id == client_id:
+                return True
+        return False
 
     def _hand_over(self, peer: Peer, question: Question, session: Session, now: float) -> None:
         move = self._fabric.rng.getrandbits(60)
@@ -440,13 +470,20 @@ class Presence(Part):
         if self._claims:
             for claim in list(self._claims.values()):
                 self._look(claim, now)
+        if self._early:
+            early = self._early
+            self._early = []
+            for name, question in early:
+                peer = self._fabric.peers.get(name)
+                if peer is not None and peer.up:
+                    self._asked(peer, question, now)
         if self._sought or self._contested:
             self._check_departures(now)
         for name, untold in self._untold.items():
             if untold or name in self._begins:
-                peer = self._fabric.peers.get(name)
-                if peer is not None:
-                    self._tell(peer, untold, now)
+                listener = self._fabric.peers.get(name)
+                if listener is not None:
+                    self._tell(listener, untold, now)
 
     def _check_departures(self, now: float) -> None:
         """Of the sessions that were to leave, some have, and some did not get away."""
@@ -467,12 +504,13 @@ class Presence(Part):
             self._answer_others(claim, now)
         elif claim.coming:
             session = self._sessions.by_client.get(claim.connection.client_id)
-            if session is not None and session.connection is None:
+            if session is not None and session is not claim.before:
                 self._let_in(claim, now)
 
     def tick(self, now: float) -> None:
         for claim in list(self._claims.values()):
             if now >= claim.deadline:
+                claim.stamp = 0  # whatever became of the session: this client is later
                 self._let_in(claim, now)
         self.settle(now)
 

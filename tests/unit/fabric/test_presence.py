@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from nearcast.mqtt import reasons
@@ -431,3 +433,123 @@ def test_the_will_of_a_client_whose_broker_crashed_waits_for_word_of_it(comes_ba
     for _ in range(20):
         mesh.advance(1)
     assert watcher.payloads == ([] if comes_back else [b"gone"])
+
+
+# --- anything ------------------------------------------------------------------------------------------------------------
+
+
+def creep(mesh: Mesh, rng: random.Random, pieces: int) -> None:
+    """Let a few pieces arrive, on streams that chance picks."""
+    for _ in range(pieces):
+        ends = [end for stream in mesh.streams for end in stream if end.inbox and end.link is not None]
+        if not ends:
+            break
+        end = rng.choice(ends)
+        assert end.link is not None
+        end.node.fabric.receive(end.link, end.inbox.popleft(), mesh.now)
+        end.node.flush()
+    for node in mesh.nodes.values():
+        if rng.random() < 0.5:
+            node.sync()
+
+
+# semantics: T2
+@pytest.mark.parametrize("seed", range(12))
+def test_a_client_that_hops_from_broker_to_broker_misses_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    names = ["a", "b", "c"]
+    mesh, nodes = mesh_of(*names, durable=seed % 3 == 2)
+    publishers = [Client(node, f"publisher {node.name}") for node in nodes]
+    first = Client(nodes[0], "hopper", clean_start=False, expiry=10_000)
+    first.subscribe("news/#")
+    settle(mesh)
+    hops = [first]
+    sent: dict[str, list[bytes]] = {publisher.client_id: [] for publisher in publishers}
+    for step in range(150):
+        act = rng.random()
+        if act < 0.5:
+            publisher = rng.choice(publishers)
+            payload = b"%s/%d" % (publisher.client_id.encode(), step)
+            publisher.publish("news/1", payload, 2)
+            sent[publisher.client_id].append(payload)
+        elif act < 0.6:
+            if rng.random() < 0.5:
+                hops[-1].vanish()
+            hops.append(Client(rng.choice(nodes), "hopper", clean_start=False, expiry=10_000))
+        else:
+            creep(mesh, rng, rng.randrange(6))
+        if rng.random() < 0.3:
+            mesh.now += rng.choice([0.001, 0.1])
+            for node in nodes:
+                node.engine.tick(mesh.now)
+                node.fabric.tick(mesh.now)
+                node.flush()
+        for hop in hops:
+            hop.read()
+    settle(mesh)
+    hops.append(Client(nodes[0], "hopper", clean_start=False, expiry=10_000))
+    for _ in range(3):
+        settle(mesh)
+        for hop in hops:
+            hop.read()
+    assert hops[-1].connack is not None
+    assert hops[-1].connack.session_present
+    assert sum("hopper" in node.engine.sessions.by_client for node in nodes) == 1
+    # What was sent and not acknowledged comes again, marked as a duplicate and with its packet identifier.
+    got = [message for hop in hops for message in hop.messages]
+    fresh = [message.payload for message in got if not message.dup]
+    assert len(fresh) == len(set(fresh)), seed
+    for publisher in publishers:
+        # Identifiers are given in the order of sending, whatever connection it was.
+        mine = {
+            (message.packet_id, message.payload)
+            for message in got
+            if message.payload.startswith(publisher.client_id.encode() + b"/")
+        }
+        assert [payload for _, payload in sorted(mine)] == sent[publisher.client_id], seed
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_one_session_is_left(seed: int) -> None:
+    rng = random.Random(seed)
+    names = ["a", "b", "c"]
+    mesh = Mesh(seed)
+    for name in names:
+        mesh.add(name, durable=True)
+    pairs = [("a", "b"), ("a", "c"), ("b", "c")]
+    streams = {pair: mesh.link(*pair) for pair in pairs}
+    mesh.run()
+    clients: list[Client] = []
+    for _ in range(60):
+        act = rng.random()
+        pair = rng.choice(pairs)
+        node = mesh.nodes[rng.choice(names)]
+        if act < 0.4:
+            name = rng.choice(["one", "two"])
+            clients.append(Client(node, name, clean_start=rng.random() < 0.3, expiry=10_000))
+            if rng.random() < 0.5:
+                clients[-1].subscribe("news/#")
+        elif act < 0.5 and pair in streams and streams[pair] in mesh.streams:
+            mesh.cut(streams.pop(pair))
+        elif act < 0.65 and (pair not in streams or streams[pair] not in mesh.streams):
+            streams[pair] = mesh.link(*pair)
+        elif act < 0.7:
+            node.crash()
+        else:
+            creep(mesh, rng, rng.randrange(20))
+        mesh.now += 0.001
+        if rng.random() < 0.2:
+            mesh.advance(rng.choice([0.1, 6.0]))
+    for pair in pairs:
+        if pair not in streams or streams[pair] not in mesh.streams:
+            mesh.link(*pair)
+    for _ in range(100):
+        mesh.advance(1)
+    for name in {client.client_id for client in clients}:
+        holders = [node.name for node in mesh.nodes.values() if name in node.engine.sessions.by_client]
+        assert len(holders) <= 1, (seed, name)
+    for node in mesh.nodes.values():
+        for other in mesh.nodes.values():
+            if other is not node:
+                known = set(node.fabric.presence.elsewhere[other.name])
+                assert known == set(client_ids(other)), seed
