@@ -20,7 +20,7 @@ from nearcast.fabric import frames, links
 from nearcast.fabric.choosing import Choice
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Link
-from nearcast.fabric.moving import Move, Moves
+from nearcast.fabric.moving import Move, Moves, Order
 from nearcast.fabric.parts import LinkUser
 from nearcast.fabric.trunk_lines import TrunkLine
 from nearcast.fabric.tunnels import CLOSED, GREETING, OPEN, RESUMING, WAITING, Channel, ClientHandle, Tunnel
@@ -87,7 +87,7 @@ class Gateway(LinkUser):
         self.on_connected: Callable[[Tunnel], None] | None = None
         self.on_ended: Callable[[Tunnel], None] | None = None
         self.on_line: Callable[[TrunkLine, bool], None] | None = None
-        self.on_orders: Callable[[], None] | None = None
+        self.on_order: Callable[[Order], None] | None = None
         self._by_link: dict[Link, TrunkLine] = {}
         self._greeting: dict[Tunnel, None] = {}
         self._waiting: dict[Tunnel, None] = {}
@@ -248,10 +248,10 @@ class Gateway(LinkUser):
         self.moves.order(number, target, chosen, per_second, now)
         return len(chosen)
 
-    def finished_order(self) -> None:
+    def finished_order(self, order: Order) -> None:
         """An order to move clients is done."""
-        if self.on_orders is not None:
-            self.on_orders()
+        if self.on_order is not None:
+            self.on_order(order)
 
     # --- links to brokers -----------------------------------------------------------------------------------------------
 

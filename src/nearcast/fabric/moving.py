@@ -132,7 +132,7 @@ class Moves:
             if order.finished:
                 self.orders.remove(order)
                 self.finished.append(order)
-                self._gateway.finished_order()
+                self._gateway.finished_order(order)
 
     def _give_up(self, order: Order, reason: str) -> None:
         order.failed += len(order.waiting)

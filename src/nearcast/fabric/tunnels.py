@@ -38,7 +38,7 @@ WINDOW_BYTES: Final = 262_144
 GRANT_BYTES: Final = 65_536
 """Bytes passed on before the broker is told."""
 
-PAUSE_BYTES: Final = 65_536
+PAUSE_BYTES: Final = 16_384
 """A client that has so much waiting for its broker is not read from."""
 
 NO_LIMIT: Final = 1 << 40

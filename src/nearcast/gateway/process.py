@@ -24,6 +24,7 @@ from nearcast.fabric.gateway import Gateway, GatewaySettings
 from nearcast.fabric.gateway_node import GatewayNode
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Greeting
+from nearcast.fabric.moving import Order
 from nearcast.fabric.plain import PlainGateway
 from nearcast.fabric.trunk_lines import TrunkLine
 from nearcast.fabric.tunnels import Tunnel
@@ -75,12 +76,12 @@ class GatewayProcess:
         self.machine.on_connected = self._connected
         self.machine.on_ended = self._ended
         self.machine.on_line = self._line_changed
-        self.machine.on_orders = self._orders_finished
+        self.machine.on_order = self._order_finished
         self._epoch = epoch
         self.registration: Registration | None = None
         self._monitoring: MonitoringSockets | None = None
         if fabric.controller is not None:
-            monitor = Monitor(self.name, secret, rng, MonitorSettings(), standing=True)
+            monitor = Monitor(self.name, secret, random.SystemRandom(), MonitorSettings(), standing=True)
             wall_offset = self._clock.wall() - now
             self.registration = Registration(GatewayNode(self.machine, self._describe, wall_offset), monitor)
             self.hub.users[links.CONTROLLER] = self.registration
@@ -338,9 +339,20 @@ class GatewayProcess:
             clients = len(line.channels)
             logs.event(logging.WARNING, "broker lost", broker=line.name, clients=clients, reason=line.link.close_reason)
 
-    def _orders_finished(self) -> None:
+    def _order_finished(self, order: Order) -> None:
         if self.registration is not None:
             self.registration.urgent()
+        if order.moved or order.failed:
+            level = logging.WARNING if order.failed else logging.INFO
+            logs.event(
+                level,
+                "clients moved",
+                broker=order.target,
+                moved=order.moved,
+                failed=order.failed or None,
+                reason=order.reason or None,
+                longest_gap_ms=round(order.longest_gap_ms, 1),
+            )
 
     # --- observability --------------------------------------------------------------------------------------------------
 

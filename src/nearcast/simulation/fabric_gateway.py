@@ -75,7 +75,7 @@ class SimulatedGateway(Program):
             self.monitor = Monitor(self.name, SECRET, host.rng, MonitorSettings(), standing=True)
             registration = Registration(GatewayNode(self.machine, self._describe, host.wall - host.now), self.monitor)
             self.hub.users[CONTROLLER] = registration
-            self.machine.on_orders = registration.urgent
+            self.machine.on_order = lambda order: registration.urgent()
             node.datagram_ports[self.port] = self
         self.links = LinkStreams(self.hub, host, self, node.owners)
         self._ends: dict[Stream, ClientEnd] = {}
