@@ -44,6 +44,11 @@ from nearcast.placement.assignment import BrokerState, GatewayState, Network, Po
 SOON_S: Final = 0.5
 """How long after news a reconfiguration waits for more of it."""
 
+NAMESAKE_S: Final = 3.0
+"""A node whose link was heard so lately is there; another one of its name is not the same started again."""
+
+DETECT_INTERVAL_S: Final = 0.1
+
 MAX_CLASS_RULES: Final = 10_000
 
 
@@ -104,6 +109,7 @@ class Controller(LinkUser):
         self._wall_offset = wall_offset
         self._rng = rng
         self._next_run = now + settings.interval_s
+        self._detect_at = now
         self._next_forget = now + settings.forget_s
         self._unacknowledged: dict[int, float] = {}
         self._avoid: dict[tuple[str, str], float] = {}
@@ -166,11 +172,17 @@ class Controller(LinkUser):
             mqtt=reachable(node.mqtt, host),
         )
         entry = self.entries.get(node.name)
-        if entry is not None and entry.link is not None and entry.link is not link:
-            entry.link.close("a newer link of the same name took over")
+        before = None if entry is None else entry.link
+        if entry is not None and before is not None and before is not link:
+            if entry.node.epoch != node.epoch and now - before.last_seen < NAMESAKE_S:
+                raise RemoteProtocolError(
+                    reasons.NOT_AUTHORIZED,
+                    f"another node is called {node.name}: every node needs a name of its own",
+                )
+            before.close("a newer link of the same name took over")
         if entry is None or entry.node.role != node.role or not entry.usable or entry.node.epoch != node.epoch:
-            before, entry = entry, Entry(node, now)
-            entry.draining = before is not None and before.draining and before.is_broker
+            known, entry = entry, Entry(node, now)
+            entry.draining = known is not None and known.draining and known.is_broker
         entry.draining = entry.draining or node.draining
         self.entries[node.name] = entry
         entry.node = node
@@ -493,10 +505,12 @@ class Controller(LinkUser):
 
     def tick(self, now: float) -> None:
         self.monitor.tick(now)
-        for entry in self.entries.values():
-            if entry.link is not None:
-                self.detector.spoke(entry.name, entry.link.last_seen)
-        self._detect(now)
+        if now >= self._detect_at:
+            self._detect_at = now + DETECT_INTERVAL_S
+            for entry in self.entries.values():
+                if entry.link is not None:
+                    self.detector.spoke(entry.name, entry.link.last_seen)
+            self._detect(now)
         for number in [number for number, at in self._unacknowledged.items() if at <= now]:
             del self._unacknowledged[number]
             unheard = self.moves.by_number.get(number)
@@ -544,5 +558,6 @@ class Controller(LinkUser):
         return able if len(able) <= 3 else self._rng.sample(able, 3)
 
     def next_deadline(self) -> float:
-        deadline = min(self._next_run, self.detector.next_deadline(), self.monitor.next_deadline(), self.moves.next_deadline())
+        deadline = min(self._next_run, self.monitor.next_deadline(), self.moves.next_deadline())
+        deadline = min(deadline, max(self._detect_at, self.detector.next_deadline()))
         return min(deadline, min(self._unacknowledged.values(), default=deadline))

@@ -19,6 +19,7 @@ One thing is more than the paper has: a gateway counts with its number of client
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import Final, Literal
 
@@ -187,13 +188,14 @@ def _lowest_group(
 def ranking(
     gateway: GatewayState, brokers: tuple[BrokerState, ...], groups_ms: tuple[float, ...] = LATENCY_GROUPS_MS
 ) -> tuple[str, ...]:
-    """All brokers a gateway may use, best first: by latency group, then latency; unmeasured ones behind, by load."""
+    """All brokers a gateway may use, best first: by latency group, then latency; unmeasured ones behind, by load. Latencies
+    that differ by less than a quarter count as equal, so that the order does not change with every measurement."""
     far = len(groups_ms) + 1
 
-    def order(broker: BrokerState) -> tuple[int, float, int, str]:
+    def order(broker: BrokerState) -> tuple[int, int, int, str]:
         latency_ms = gateway.latency_ms.get(broker.name)
         if latency_ms is None:
-            return (far, 0.0, broker.connections, broker.name)
-        return (group_of(latency_ms, groups_ms), latency_ms, 0, broker.name)
+            return (far, 0, broker.connections, broker.name)
+        return (group_of(latency_ms, groups_ms), round(math.log(max(latency_ms, 0.1), 1.25)), 0, broker.name)
 
     return tuple(broker.name for broker in sorted(brokers, key=order) if not broker.draining)

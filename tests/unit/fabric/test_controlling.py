@@ -63,6 +63,18 @@ def test_a_node_cannot_register_another_one() -> None:
     assert net.controller.entries == {}
 
 
+def test_a_second_node_of_the_same_name_is_refused_while_the_first_is_there() -> None:
+    net = two_brokers()
+    first = net.controller.entries["near"].node.epoch
+    old = net.machines["near"]
+    net.add_broker("near")  # the harness forgets the first one, the controller does not
+    net.machines["first"] = old
+    net.run(2.0)
+    assert net.controller.entries["near"].node.epoch == first
+    net.hang("first")
+    net.run_until(lambda: net.controller.entries["near"].node.epoch != first, "the second one once the first is silent")
+
+
 def test_a_broker_that_stops_gets_no_more_clients_and_has_left_when_its_link_ends() -> None:
     net = two_brokers()
     gateway = net.add_gateway("g", home="near", near=1.0, far=80.0)
