@@ -150,7 +150,8 @@ class Commits:
             handle.held_bytes -= size
             handle.send(chunks)
             connection = handle.connection
-            if connection is not None:
+            if connection is not None and not handle.held_bytes and connection.held is None:
+                # Not before: what was held back only because its client waits for the disk must not be overtaken.
                 connection.committed()
             if handle.waits_to_close:
                 if not handle.held_bytes:
