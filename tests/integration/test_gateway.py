@@ -338,3 +338,23 @@ def test_exactly_once_while_moved(mosquittos: tuple[Mosquitto, Mosquitto]) -> No
                     listening.send(PubComp(packet.packet_id))
                 packet = listening.receive()
         assert sorted(found, key=int) == [b"%d" % number for number in range(1, 31)]
+
+
+def test_a_broker_is_taken_out_of_the_file(mosquittos: tuple[Mosquitto, Mosquitto], tmp_path: Path) -> None:
+    both = "brokers = [{}]\n".format(", ".join(f'"{one.url}"' for one in mosquittos))
+    with NearcastGateway(tmp_path, both) as gateway, subscriber(gateway.port(), "t", "r") as client:
+        (place,) = [broker["name"] for broker in gateway.health()["brokers"] if broker["clients"]]
+        (other,) = [one for one in mosquittos if one.name != place]
+        gateway.config_path.write_text(f'brokers = ["{other.url}"]\n', encoding="utf-8")
+        assert gateway.process is not None
+        gateway.process.send_signal(signal.SIGHUP)
+        wait_for(
+            "the move",
+            lambda: [(broker["name"], broker["clients"]) for broker in gateway.health()["brokers"]] == [(other.name, 1)],
+        )
+        with other.connect("s") as speaking:
+            publish(speaking, "t", b"there", 1)
+            assert payloads(client, 1) == [b"there"]
+        gateway.config_path.write_text('brokers = ["nonsense"]\n', encoding="utf-8")
+        gateway.process.send_signal(signal.SIGHUP)
+        wait_for("the refusal", lambda: "reload refused" in gateway.log())

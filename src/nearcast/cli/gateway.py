@@ -47,7 +47,8 @@ def gateway(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
 ) -> None:
-    """Run a gateway until SIGTERM or Ctrl-C: MQTT clients connect to it, and brokers can change behind it.
+    """Run a gateway until SIGTERM or Ctrl-C: MQTT clients connect to it, and brokers can change behind it. SIGHUP reads the
+    configuration again.
 
     Example: nearcast gateway --port 1893 --broker 127.0.0.1:1884 --fabric-secret secret
     """
@@ -56,32 +57,37 @@ def gateway(
     from nearcast.gateway.process import GatewayProcess
     from nearcast.serving import logs
 
-    try:
-        effective = load_gateway_config(config) if config is not None else GatewayConfig()
-        effective = _replaced(
-            effective,
-            listeners=_with_ports(effective.listeners, host, port, websocket_port),
-            brokers=tuple(broker) if broker else None,
-            fabric=_replaced(
-                effective.fabric, controller=controller, secret_file=fabric_secret, name=name, site=site, peers=None
-            ),
-            observability=_replaced(effective.observability, http_port=http_port, log_level=log_level, log_format=log_format),
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explained(str(error))) from error
-    except ValueError as error:
-        raise ConfigError(str(error).replace("`", "")) from error
+    def configured() -> GatewayConfig:
+        try:
+            effective = load_gateway_config(config) if config is not None else GatewayConfig()
+            effective = _replaced(
+                effective,
+                listeners=_with_ports(effective.listeners, host, port, websocket_port),
+                brokers=tuple(broker) if broker else None,
+                fabric=_replaced(
+                    effective.fabric, controller=controller, secret_file=fabric_secret, name=name, site=site, peers=None
+                ),
+                observability=_replaced(
+                    effective.observability, http_port=http_port, log_level=log_level, log_format=log_format
+                ),
+            )
+        except msgspec.ValidationError as error:
+            raise ConfigError(_explained(str(error))) from error
+        except ValueError as error:
+            raise ConfigError(str(error).replace("`", "")) from error
+        return effective
 
     def announce(started: GatewayProcess) -> None:
         if ready_file is not None:
             _write_whole(Path(ready_file), running.ready_report(started))
 
+    effective = configured()
     logs.configure(effective.observability.log_level, effective.observability.log_format)
     if check:
         running.check(effective)
         typer.echo("the configuration is good")
         return
-    exit_code = running.run(effective, announce)
+    exit_code = running.run(effective, configured, announce)
     if exit_code:
         raise typer.Exit(exit_code)
 

@@ -229,6 +229,24 @@ class Gateway(LinkUser):
                     if line.link.dialed == address:
                         line.link.close("no longer used")
 
+    def use(self, addresses: list[tuple[str, str]], now: float) -> None:
+        """These are the configured brokers from now on, (address, name or nothing) each. Clients leave those that are not
+        among them, as far as there are others."""
+        listed = {address for address, _ in addresses}
+        for known in self.choice.known.values():
+            if known.configured and known.address not in listed:
+                known.configured = False
+                known.draining = True
+        for address, name in addresses:
+            self.choice.add(address, name, configured=True).draining = False
+        self.connect(now)
+        for line in list(self.lines.values()):
+            found = self.choice.named(line.name)
+            if found is not None and found.address == line.link.dialed:
+                line.leaving = line.leaving or found.draining
+                if line.leaving:
+                    self._empty(line, now)
+
     def assign(self, home: str, ranking: list[str], now: float) -> None:
         """The controller's word: the broker for clients that come, and where to go if it is lost."""
         self.choice.home = home

@@ -322,6 +322,19 @@ class PlainGateway(Gateway):
     def connect(self, now: float) -> None:
         """There are no links to keep."""
 
+    def use(self, addresses: list[tuple[str, str]], now: float) -> None:
+        before = {broker.address: broker for broker in self.brokers}
+        self.brokers = []
+        for place, (address, name) in enumerate(addresses):
+            broker = before.pop(address, None) or PlainBroker(address, name, place)
+            broker.place = place
+            self.brokers.append(broker)
+        self._probe_at = now
+        target = self._best()
+        for broker in before.values():
+            if target is not None and broker.clients:
+                self.move(target.name, now, origin=broker.name)
+
     # --- moves ----------------------------------------------------------------------------------------------------------
 
     def move(self, target: str, now: float, client: str = "", origin: str = "", number: int = 0, per_second: float = 0) -> int:

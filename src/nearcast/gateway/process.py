@@ -16,8 +16,12 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
+
 from nearcast import __version__
 from nearcast.clock import Clock, SystemClock
+from nearcast.config import SECURE_KINDS
+from nearcast.errors import ConfigError, NearcastError
 from nearcast.fabric import links, tunnels
 from nearcast.fabric.control import Node, Registration
 from nearcast.fabric.gateway import Gateway, GatewaySettings
@@ -36,6 +40,7 @@ from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
 from nearcast.serving import logs
 from nearcast.serving.admission import ConnectRate, bounded_connections
+from nearcast.serving.certificates import server_context
 from nearcast.serving.links import LinkSockets
 from nearcast.serving.monitoring import MonitoringSockets, bind_udp
 from nearcast.serving.secrets import read_secret
@@ -49,9 +54,17 @@ GC_THRESHOLDS = (50_000, 20, 50)
 class GatewayProcess:
     """One gateway. ``start`` and ``stop`` for embedding; ``serve`` adds signals and returns when told to stop."""
 
-    def __init__(self, config: GatewayConfig, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        reload_config: Callable[[], GatewayConfig] | None = None,
+    ) -> None:
         config.check()
         self.config = config
+        self._reload_config = reload_config
         self._clock = clock if clock is not None else SystemClock()
         self.monotonic = self._clock.monotonic
         self.events = logs.LimitedEvents(self._clock, config.observability.log_events_per_second)
@@ -67,7 +80,7 @@ class GatewayProcess:
         )
         self._plain: PlainSockets | None = None
         if config.plain:
-            brokers = [(address, plain_name(address)) for address in config.brokers]
+            brokers = self._broker_list(config)
             plain = PlainGateway(self.hub, config.limits, settings, rng, now, brokers, config.replay_timeout_seconds)
             self.machine: Gateway = plain
             self._plain = PlainSockets(plain, config, self.monotonic, self.flush)
@@ -130,11 +143,9 @@ class GatewayProcess:
     def _look_for_brokers(self) -> None:
         now = self.monotonic()
         if not self.config.plain:
-            for address in self.config.brokers:
-                self.machine.choice.add(address, configured=True)
+            self.machine.use(self._broker_list(self.config), now)
         if self.config.fabric.controller is not None:
             self.hub.dial(self.config.fabric.controller, now)
-        self.machine.connect(now)
         self.flush()
 
     def _start_monitoring(self) -> None:
@@ -219,15 +230,48 @@ class GatewayProcess:
         gc.set_threshold(*GC_THRESHOLDS)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         try:
             if on_ready is not None:
                 on_ready(self)
             await self._stop_asked.wait()
         finally:
             await self.stop()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
         return 0
+
+    def reload(self) -> None:
+        """What SIGHUP does: take over certificates, brokers and what is logged, all or nothing. The rest needs a restart."""
+        try:
+            new = self._reload_config() if self._reload_config is not None else self.config
+            new.check()
+            if new.plain != self.config.plain:
+                raise ConfigError("brokers of a fabric and others cannot take each other's place without a restart")
+            if [item.name for item in new.listeners] != [item.name for item in self.config.listeners]:
+                raise ConfigError("other listeners need a restart", key="listeners")
+            contexts = [server_context(item) if item.kind in SECURE_KINDS else None for item in new.listeners]
+        except (NearcastError, ValueError, OSError) as error:
+            logs.event(logging.ERROR, "reload refused, the old configuration stays", reason=str(error))
+            return
+        for listener, listener_config, context in zip(self.listeners, new.listeners, contexts, strict=True):
+            listener.reload(listener_config, context)
+        observability = new.observability
+        logs.logger.setLevel(logs.LEVELS[observability.log_level])
+        logs.set_format(observability.log_format)
+        self.events.configure(observability.log_events_per_second)
+        if new.brokers != self.config.brokers:
+            self.machine.use(self._broker_list(new), self.monotonic())
+        self.config = msgspec.structs.replace(
+            self.config, listeners=new.listeners, brokers=new.brokers, observability=observability
+        )
+        self.flush()
+        logs.event(logging.INFO, "configuration reloaded", brokers=len(new.brokers))
+
+    @staticmethod
+    def _broker_list(config: GatewayConfig) -> list[tuple[str, str]]:
+        """Addresses of brokers, and the names of those that do not tell theirs."""
+        return [(address, plain_name(address) if config.plain else "") for address in config.brokers]
 
     def ask_to_stop(self) -> None:
         """What SIGTERM does. Asked again while stopping, clients are cut off at once."""

@@ -39,7 +39,11 @@ def check(config: GatewayConfig) -> None:
             server_context(listener)
 
 
-def run(config: GatewayConfig, on_ready: Callable[[GatewayProcess], None] | None) -> int:
+def run(
+    config: GatewayConfig,
+    reload_config: Callable[[], GatewayConfig],
+    on_ready: Callable[[GatewayProcess], None] | None,
+) -> int:
     """Run a gateway in this process until it is told to stop; returns the exit code."""
 
     def ready(gateway: GatewayProcess) -> None:
@@ -50,6 +54,6 @@ def run(config: GatewayConfig, on_ready: Callable[[GatewayProcess], None] | None
             on_ready(gateway)
 
     async def main() -> int:
-        return await GatewayProcess(config).serve(ready)
+        return await GatewayProcess(config, reload_config=reload_config).serve(ready)
 
     return uvloop.run(main())

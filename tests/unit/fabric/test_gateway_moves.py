@@ -205,3 +205,14 @@ def test_a_broker_that_is_lost_at_any_moment_of_a_move(steps: int, lost: str) ->
     client.say(PingReq())
     assert client.take()[-1] == PingResp()
     assert not host.machine.moves.under_way
+
+
+def test_clients_leave_a_broker_that_is_no_longer_configured() -> None:
+    host = gateway("a", "b")
+    clients = [at(host, "a", f"c{number}") for number in range(5)]
+    host.machine.assign("", [], host.mesh.now)
+    host.machine.use([("b", "")], host.mesh.now)
+    host.flush()
+    host.mesh.run()
+    assert {host.broker_of(client) for client in clients} == {"b"}
+    assert host.broker_of(host.connect("new")) == "b"
