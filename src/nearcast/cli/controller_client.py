@@ -101,6 +101,8 @@ class ControllerClient:
         try:
             detail = str(json.load(error)["detail"])
         except (ValueError, KeyError, TypeError, OSError):
+            detail = ""
+        if not detail or (error.code == 404 and detail == "Not Found"):  # Litestar's words for a path that is none
             return f"what answers at {self._api} is no controller (HTTP {error.code}); --api says where it is"
         return detail
 

@@ -220,6 +220,9 @@ class Controller(LinkUser):
         entry.changed_at = now
         entry.clients.clear()
         self.detector.forget(entry.name)
+        if entry.link is not None:
+            # Should it be there after all, it has to register again.
+            entry.link.close("this node does not answer")
         wall = self.wall(now)
         if entry.is_broker:
             self.moves.give_up_target(entry.name, wall)

@@ -120,8 +120,9 @@ class Entry:
             news = news or known is None or (known.quality.loss >= 1.0) != (measurement.loss >= 1.0)
             self.measured[measurement.target] = Measured(measurement, now)
         self.links = {facts.name: facts for facts in report.links}
-        if report.home:
-            self.home = report.home
+        # A gateway that nobody told anything uses what it found; where its clients are is its home then.
+        used = max(report.brokers, key=report.brokers.__getitem__) if report.brokers else self.home
+        self.home = report.home or used
         self.report = report
         self.report_at = now
         report.clients = []

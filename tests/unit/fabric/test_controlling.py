@@ -138,6 +138,15 @@ def test_a_gateway_that_travels_is_noticed_within_a_period() -> None:
     assert took_s < 36.0, "a near and steady path is looked at every second period"
 
 
+def test_a_gateway_that_chose_by_itself_is_not_moved_for_that() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", home="near", near=1.0, far=1.2)
+    gateway.home = ""
+    net.run(30.0)
+    assert not gateway.orders
+    assert net.controller.entries["g"].home == "near"
+
+
 def test_load_is_balanced_among_equals_and_then_rests() -> None:
     net = Net()
     net.add_broker("one")
@@ -222,6 +231,9 @@ def test_a_broker_that_hangs_is_found_out_though_its_stream_stands() -> None:
     net.hang("near")
     took_s = net.run_until(lambda: net.gateway("g0").home == "far", "moved")
     assert took_s < 10.0
+    assert net.controller.entries["near"].state == "down"
+    net.resume("near")
+    net.run_until(lambda: net.controller.entries["near"].state == "up", "it registers again")
     assert "suspect" not in {entry.state for entry in net.controller.entries.values()}
 
 
