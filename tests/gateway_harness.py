@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 from nearcast.fabric import frames, links
 from nearcast.fabric.frames import frame
@@ -36,6 +37,8 @@ from nearcast.mqtt.packets import (
 from nearcast.mqtt.records import Fields, blob, number
 from nearcast.mqtt.wire import split_packets
 from tests.fabric_harness import SECRET, End, Mesh
+
+MAX_STEPS = 100_000
 
 
 class Trunk:
@@ -454,7 +457,7 @@ class Gateway:
 
 def run_all(mesh: Mesh, *gateways: Gateway) -> None:
     """Let everything arrive, everywhere, until nothing is under way."""
-    while True:
+    for _ in range(MAX_STEPS):
         mesh.run()
         for gateway in gateways:
             gateway.run()
@@ -464,6 +467,7 @@ def run_all(mesh: Mesh, *gateways: Gateway) -> None:
             busy = busy or any(trunk.ours.inbox or trunk.to_broker for trunk in gateway.trunks.values() if trunk.up)
         if not busy:
             return
+    raise AssertionError("something is always under way")
 
 
 class Shuffle:
@@ -512,5 +516,18 @@ class Shuffle:
 
     def run(self) -> None:
         """Until nothing is under way."""
-        while self.step():
-            pass
+        for _ in range(MAX_STEPS):
+            if not self.step():
+                return
+        raise AssertionError("something is always under way")
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Until this holds; time passes when nothing is under way."""
+        end = self.mesh.now + seconds
+        for _ in range(MAX_STEPS):
+            if condition():
+                return
+            if not self.step():
+                assert self.mesh.now < end, "it never came true"
+                self.mesh.advance(0.1)
+        raise AssertionError("it never came true")

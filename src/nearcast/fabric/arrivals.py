@@ -279,6 +279,12 @@ class Arrivals:
                 arrival.channel = None
                 self.give_up(arrival, "the gateway is gone", now)
 
+    def peer_down(self, peer: Peer, now: float) -> None:
+        """The old broker cannot be reached. Its copy is the one that counts, and the gateway may reach it."""
+        for arrival in list(self.by_move.values()):
+            if arrival.origin == peer.name:
+                self.give_up(arrival, f"{peer.name} cannot be reached any more", now)
+
     def settle(self, now: float) -> None:
         for arrival in list(self.by_move.values()):
             if not arrival.answered:

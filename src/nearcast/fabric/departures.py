@@ -45,6 +45,10 @@ STATE_PIECE_BYTES: Final = 262_144
 
 NO_LIMIT_BYTES: Final = 1 << 62
 
+LOST_LATELY_S: Final = 30.0
+"""A broker that was lost may be back within this time, with messages that it numbered for the client's old broker alone.
+Until then no client is moved away. Too low loses what a short outage holds up; too high keeps clients where they are."""
+
 UNREACHABLE_TIMES: Final = 6
 """So many times ``move_timeout_seconds`` a session that left waits for word from a broker that cannot be reached."""
 
@@ -122,6 +126,10 @@ class Departures:
             return f"{target} cannot be reached from {self._fabric.name}"
         if session.client_id in self.by_client or move in self.by_move:
             return "the client is being moved already"
+        for other in [] if channel is None or self._handover.leaving else self._fabric.peers.values():
+            if not other.up and now - other.last_seen < LOST_LATELY_S:
+                # It may have messages for the client, and would bring them here, where the client is no more.
+                return f"{other.name} was lost a moment ago and may come back with messages for the client"
         departure = Departure(move, session, target, channel, now)
         departure.deadline = now + self._fabric.settings.move_timeout_seconds
         self.by_move[move] = departure
@@ -174,10 +182,12 @@ class Departures:
         """Go as far as what has arrived allows."""
         if departure.state != CATCHING_UP and departure.state != READY:
             return
-        if not self._is_current(departure):
+        if not self._is_current(departure) or (not self._is_known_everywhere(departure) and now >= departure.ask_again_at):
             peer = self._fabric.peers.get(departure.target)
-            if peer is not None and now >= departure.ask_again_at:
+            if peer is not None:
                 self._shadow(departure, peer, now)
+            return
+        if not self._is_known_everywhere(departure):
             return
         if not self._has_caught_up(departure):
             departure.state = CATCHING_UP
@@ -190,9 +200,12 @@ class Departures:
             self._freeze(departure, now)
 
     def _is_current(self, departure: Departure) -> bool:
-        """Whether the new broker knows all that the client wants, and every broker that we know of knows that."""
-        if encode_subscriptions(departure.session) != departure.told:
-            return False
+        """Whether the new broker knows what the client wants by now."""
+        return encode_subscriptions(departure.session) == departure.told
+
+    def _is_known_everywhere(self, departure: Departure) -> bool:
+        """Whether every broker that is there for us knows that the new one wants it. If one does not, it came just now, or
+        the new broker cannot reach it."""
         for peer in self._fabric.peers.values():
             if peer.up and peer.name != departure.target and peer.name not in departure.members:
                 return False
@@ -225,6 +238,16 @@ class Departures:
     def freeze(self, channel: Channel, move: int, now: float) -> None:
         """The gateway sends the client's further bytes to the new broker."""
         departure = self.by_move.get(move)
+        connection = channel.connection
+        session = None if connection is None else connection.session
+        if departure is None and session is not None and session.client_id not in self.by_client:
+            # It was given up while this was on its way: the client is about to come back.
+            departure = Departure(move, session, "", channel, now)
+            departure.freeze_asked = True
+            self.by_move[move] = departure
+            self.by_client[session.client_id] = departure
+            self.fail(departure, "this move was given up", now)
+            return
         if departure is None or departure.channel is not channel:
             channel.fail(move, "this move is not under way")
             return
@@ -464,7 +487,9 @@ class Departures:
                     self.fail(departure, f"{peer.name} cannot be reached any more", now)
                 elif departure.returning is not None:
                     self._thaw(departure, now)
-            elif departure.state == CATCHING_UP and not self._has_all(peer, departure.members.get(peer.name, 0)):
+            elif departure.state == PREPARING or (
+                departure.state == CATCHING_UP and not self._has_all(peer, departure.members.get(peer.name, 0))
+            ):
                 # What it had for us and had not sent may yet come, once it is back: the client has to be here then.
                 self.fail(departure, f"{peer.name} cannot be reached any more", now)
 
@@ -495,9 +520,9 @@ class Departures:
                 if now >= departure.deadline:
                     self.fail(departure, "preparing took too long", now)
                 elif now >= departure.ask_again_at:
-                    departure.ask_again_at = now + ASK_AGAIN_S
                     departure.asked.clear()
                     self.advance(departure, now)
+                    departure.ask_again_at = now + ASK_AGAIN_S
             elif now >= departure.deadline:
                 self._overdue(departure, now)
 

@@ -104,6 +104,7 @@ class Handover(Part):
 
     def peer_down(self, peer: Peer, now: float) -> None:
         self.departures.peer_down(peer, now)
+        self.arrivals.peer_down(peer, now)
 
     def peer_gone(self, peer: Peer, now: float) -> None:
         self.fences.forget(peer)
