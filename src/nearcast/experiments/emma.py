@@ -133,6 +133,7 @@ class Emma(Experiment[EmmaParameters]):
                 1.0,
                 f"longest gap of a {STREAM_HZ:g} msg/s stream at a move, of 2 RTT(old, new) + {GAP_MS:g} ms; the worst move",
             ),
+            at_most("out_of_order", 0, "deliveries after one of a newer message of the same publisher"),
             at_most("connections_lost", 0, "clients whose connection broke"),
             at_least("moves", 4, "clients that were moved, and their streams watched, often enough to say so"),
         ]

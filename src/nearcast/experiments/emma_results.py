@@ -209,6 +209,7 @@ def _delivery(run: Run[EmmaParameters], flows: Flows) -> None:
         run.note(
             f"the first loss: what {first.publisher} sent after {first.sent_s:.3f} s, to {first.subscriber} (QoS {first.qos})"
         )
+    run.measured("out_of_order", flows.out_of_order())
     run.figure("disconnections", flows.disconnections[:100])
     run.measured("connections_lost", len(flows.disconnections))
     if flows.unknown:

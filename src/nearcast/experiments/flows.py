@@ -22,6 +22,21 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
+COLUMNS = (
+    "kind",
+    "at_ns",
+    "client",
+    "message_id",
+    "publisher",
+    "subscriber",
+    "stream",
+    "sequence",
+    "sent_ns",
+    "topic",
+    "retained",
+)
+
+
 class Count(NamedTuple):
     """What became of the messages of one QoS."""
 
@@ -72,19 +87,7 @@ class Flows:
     def __init__(self, events: Path, scenario: Scenario, start_ns: int) -> None:
         self.start_ns = start_ns
         self._clients = expand_clients(scenario)
-        columns = (
-            "kind",
-            "at_ns",
-            "client",
-            "message_id",
-            "publisher",
-            "subscriber",
-            "stream",
-            "sent_ns",
-            "topic",
-            "retained",
-        )
-        table = read_table(events, columns)
+        table = read_table(events, COLUMNS)
         self._kind = _words(table, "kind")
         kind = self._kind
         self._read_connections(table)
@@ -94,6 +97,7 @@ class Flows:
         self._sent_ns = _numbers(table, "sent_ns")[sent][order]
         self._publisher = _words(table, "publisher")[sent][order]
         self._stream = _numbers(table, "stream")[sent][order]
+        self._sequence = _numbers(table, "sequence")[sent][order]
         got = kind == "delivered"
         ids = _numbers(table, "message_id")[got]
         message = np.minimum(np.searchsorted(self._id, ids), max(0, len(self._id) - 1))
@@ -176,6 +180,25 @@ class Flows:
                 delivered[qos] += int(times[here].sum())
                 duplicated[qos] += int((times[here] - 1).sum())
         return {qos: Count(published[qos], expected[qos], delivered[qos], lost[qos], duplicated[qos]) for qos in range(3)}
+
+    def out_of_order(self) -> int:
+        """First deliveries after one of a newer message of the same stream, to the same subscriber."""
+        if not len(self._message):
+            return 0
+        rows = np.argsort(self._received_ns, kind="stable")
+        subscriber = np.unique(self._subscriber[rows].astype(str), return_inverse=True)[1]
+        _, first = np.unique(subscriber * len(self._id) + self._message[rows], return_index=True)
+        first.sort()
+        rows, subscriber = rows[first], subscriber[first]
+        publisher = np.unique(self._publisher.astype(str), return_inverse=True)[1]
+        streams = publisher * (int(self._stream.max()) + 1) + self._stream
+        flow = subscriber * (int(streams.max()) + 1) + streams[self._message[rows]]
+        by_flow = np.argsort(flow, kind="stable")
+        _, number = np.unique(flow[by_flow], return_inverse=True)
+        # Flows one after the other, each beginning above all of the one before: one running maximum serves them all.
+        sequence = self._sequence[self._message[rows[by_flow]]]
+        raised = number * (int(sequence.max()) + 1) + sequence
+        return int(np.count_nonzero(raised < np.maximum.accumulate(raised)))
 
     def losses(self, most: int = 100) -> list[Loss]:
         """The first messages that somebody should have had and has not."""

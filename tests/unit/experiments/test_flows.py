@@ -120,10 +120,27 @@ def test_latency_is_that_of_first_deliveries_of_live_messages(tmp_path: Path) ->
     assert len(flows.deliveries("other").sent_s) == 0
 
 
+def test_order_is_that_of_each_stream_at_each_subscriber(tmp_path: Path) -> None:
+    flows = recorded(
+        tmp_path,
+        *(sent(stream, sequence, 1.0 + sequence) for stream in (0, 1) for sequence in range(4)),
+        got("stays", 0, 0, 1.0, 1.0),
+        got("stays", 0, 2, 3.0, 1.0),
+        got("stays", 1, 0, 1.0, 5000.0),  # late, but the first of its stream
+        got("stays", 0, 1, 2.0, 2500.0),  # after 2
+        got("stays", 0, 0, 1.0, 3600.0),  # again, which is another matter
+        got("stays", 0, 3, 4.0, 1000.0),
+        got("goes", 0, 1, 2.0, 1.0),
+        got("goes", 0, 3, 4.0, 1.0),
+    )
+    assert flows.out_of_order() == 1
+
+
 def test_nothing_recorded_is_everything_lost_of_nothing(tmp_path: Path) -> None:
     flows = recorded(tmp_path, MessageEvent(kind="connected", at_ns=ns(0), client="pub"))
     assert all(count == Count(0, 0, 0, 0, 0) for count in flows.counts().values())
     assert flows.losses() == []
+    assert flows.out_of_order() == 0
 
 
 def test_a_delivery_of_what_nobody_published_is_counted(tmp_path: Path) -> None:
