@@ -11,6 +11,7 @@ from nearcast.fabric import routes
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.packets import MQTT_5, Connect, Publish, Subscribe, SubscriptionRequest
 from tests.fabric_harness import End, Mesh, Node
+from tests.gateway_harness import Gateway, Shuffle, run_all
 
 
 def connect(node: Node, client_id: str) -> End:
@@ -199,3 +200,36 @@ def test_in_any_topology_every_message_arrives_once_whatever_links_break(seed: i
         received = bytes(subscribers[name].received)
         counts = [received.count(payload) for payload in published]
         assert counts == [1] * len(published), (seed, name)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_clients_move_between_brokers_that_only_others_connect(seed: int) -> None:
+    """The handover is between the two ends: pieces of it arrive in any order of streams, and nothing is lost at any QoS."""
+    rng = random.Random(seed)
+    mesh = chain("a", "b", "c", "d")
+    gateway = Gateway(mesh, "gateway")
+    publishers = {name: gateway.mqtt_client(name, f"publisher-{name}") for name in "ad"}
+    client = gateway.mqtt_client("a", "client", expiry=rng.choice([0, 100]))
+    for qos in range(3):
+        client.subscribe(f"q{qos}/#", qos)
+    run_all(mesh, gateway)
+    shuffle = Shuffle(mesh, rng, gateway)
+    sent: dict[str, list[bytes]] = {}
+    for round_number in range(60):
+        name = rng.choice("ad")
+        topic = f"q{rng.randrange(3)}/{name}"
+        publishers[name].publish(topic, b"%d" % round_number, int(topic[1]))
+        sent.setdefault(topic, []).append(b"%d" % round_number)
+        if round_number % 10 == 5 and not client.is_moving:
+            client.move("d" if client.trunk.broker == "a" else "a")
+        shuffle.steps(rng.randrange(30))
+    shuffle.run()
+    for _ in range(8):
+        mesh.advance(0.5)
+        shuffle.run()
+    assert client.moves >= 3
+    assert client.failures == []
+    got: dict[str, list[bytes]] = {}
+    for topic, payload in client.messages:
+        got.setdefault(topic, []).append(payload)
+    assert got == sent, seed
