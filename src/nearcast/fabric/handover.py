@@ -32,7 +32,7 @@ from nearcast.fabric.arrivals import Arrivals
 from nearcast.fabric.departures import Departures
 from nearcast.fabric.fences import Fences
 from nearcast.fabric.frames import frame
-from nearcast.fabric.parts import Part, Peer
+from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.fabric.session_state import Agreement
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt import records
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 MAX_AWAY_AT_ONCE: Final = 64
 """Sessions without a client that are on their way at once when a broker is being left."""
 
+FENCES_S: Final = 1.0
+"""How often an origin is asked whether its messages have passed the fences."""
+
 
 class Handover(Part):
     """See the module."""
@@ -54,6 +57,7 @@ class Handover(Part):
         self._fabric = fabric
         self._engine = fabric.engine
         self.leaving = False
+        self._ask_again_at = 0.0
         #: Sessions that no other broker took when this one was being left.
         self._stays: set[str] = set()
         self.fences = Fences(fabric)
@@ -243,6 +247,12 @@ class Handover(Part):
             self.departures.tick(now)
         if self.arrivals.by_move:
             self.arrivals.tick(now)
+        if self.fences.by_origin and now >= self._ask_again_at:
+            # The question may have got lost, or have come before the two channels were open.
+            self._ask_again_at = now + FENCES_S
+            for name in list(self.fences.by_origin):
+                self.fences.ask(self._fabric.peer(name))
 
     def next_deadline(self) -> float:
-        return min(self.departures.next_deadline(), self.arrivals.next_deadline())
+        deadline = self._ask_again_at if self.fences.by_origin else FOREVER
+        return min(deadline, self.departures.next_deadline(), self.arrivals.next_deadline())

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nearcast.mqtt.packets import MQTT_5, MQTT_3_1_1
+from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5
 from tests.fabric_harness import Mesh
 from tests.gateway_harness import Gateway, MqttClient, Shuffle, run_all
 
@@ -54,7 +54,6 @@ def test_a_moved_client_goes_on_as_if_nothing_had_happened(qos: int, version: in
 
 @pytest.mark.parametrize("seed", range(20))
 def test_moved_at_random_under_load_nothing_is_lost_or_doubled(seed: int) -> None:
-    print(f"seed {seed}")
     rng = random.Random(seed)
     durable = rng.random() < 0.4
     mesh, gateway = make("abc", seed=seed, durable=durable)

@@ -11,7 +11,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt.codec import encode
-from nearcast.mqtt.packets import MQTT_5, Connect, Disconnect, Properties, Publish, Unsubscribe, Will
+from nearcast.mqtt.packets import MQTT_5, Connect, Disconnect, Publish, Unsubscribe, Will
 from nearcast.mqtt.records import blob, number
 from tests.fabric_harness import End, Mesh
 from tests.gateway_harness import Gateway, MqttClient, Shuffle, run_all
@@ -320,7 +320,6 @@ def test_a_link_that_breaks_at_any_moment(steps: int, pair: str) -> None:
 
 @pytest.mark.parametrize("seed", range(16))
 def test_links_that_break_again_and_again_while_clients_move(seed: int) -> None:
-    print(f"seed {seed}")
     rng = random.Random(seed)
     world = World(seed=seed, durable=rng.random() < 0.5)
     publishers = [world.gateway.mqtt_client(name, f"publisher-{name}") for name in "abc"]
@@ -360,4 +359,118 @@ def test_links_that_break_again_and_again_while_clients_move(seed: int) -> None:
     for values in got.values():
         assert all(before < after for before, after in pairwise(values))
     assert world.homes("client") == client.trunk.broker
+    world.clean()
+
+
+# --- brokers that crash -------------------------------------------------------------------------------------------------
+
+
+def _publish_to_session(world: World, publisher: MqttClient) -> None:
+    publisher.publish("t/1", b"kept", 1)
+    world.run()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_old_broker_crashes_while_the_session_is_on_its_way(installed: bool) -> None:
+    """It comes back with its copy, and asks the new broker, which has the session or not. There is one in the end."""
+    world, client, publisher = world_with_client(durable=True, expiry=100, will=Will("will", b"gone"))
+    publisher.subscribe("will", 1)
+    client.acknowledges = False
+    _publish_to_session(world, publisher)
+    world.frozen(client)
+    a, b = world.mesh.nodes["a"], world.mesh.nodes["b"]
+    while client.trunk.broker == "b" and not a.engine.sessions.by_client["client"].departing_by:
+        world.gateway.trunks["a"].step_to_broker()
+    a.sync()
+    if installed:
+        world.gateway.stepwise = False
+        for end in world.links["ab"]:
+            while end.inbox and end.node is b:
+                assert end.link is not None
+                b.fabric.receive(end.link, end.inbox.popleft(), world.mesh.now)
+                b.flush()
+        world.gateway.trunks["b"].run()
+        b.sync()
+        assert "client" in b.engine.sessions.by_client
+    world.crash("a")
+    assert "client" in world.mesh.nodes["a"].engine.sessions.by_client
+    world.run()
+    world.advance(8)
+    world.clean()
+    if installed:
+        assert world.homes("client") == "b"
+        assert publisher.messages == []
+        client.frozen = True
+        client.answer()
+    else:
+        assert world.homes("client") == "a"
+        assert publisher.messages == [("will", b"gone")]
+        assert world.mesh.nodes["a"].engine.sessions.by_client["client"].inflight
+
+
+def test_the_new_broker_crashes_before_it_has_the_session() -> None:
+    world, client, publisher = world_with_client(durable=True, expiry=100)
+    world.frozen(client)
+    client.publish("own", b"kept by the gateway", 1)
+    world.crash("b", power_cut=True)
+    client.take_back()
+    world.gateway.stepwise = False
+    world.run()
+    world.advance(3)
+    assert client.taken_back == 1
+    assert client.moves == 1
+    assert client.trunk.broker == "a"
+    assert len(client.acknowledged) == 1
+    publisher.publish("t", b"x", 2)
+    world.run()
+    assert client.messages == [("t", b"x")]
+    assert world.homes("client") == "a"
+    world.clean()
+
+
+def test_a_session_that_came_is_still_there_after_a_power_cut() -> None:
+    world, client, publisher = world_with_client(durable=True, expiry=100)
+    client.acknowledges = False
+    for index in range(30):
+        publisher.publish("t/1", b"%d" % index, 1 + index % 2)
+    world.run()
+    client.move("b")
+    world.run()
+    assert client.moves == 1
+    world.crash("b")
+    world.run()
+    session = world.mesh.nodes["b"].engine.sessions.by_client["client"]
+    assert len(session.inflight) + session.queued_messages == 30
+    assert list(session.subscriptions) == ["t/#"]
+    assert world.homes("client") == "b"
+
+
+# --- a broker that is being left ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_sessions_of_clients_that_are_away_are_handed_over(durable: bool) -> None:
+    world, client, publisher = world_with_client(durable=durable, expiry=100)
+    client.close()
+    publisher.publish("t", b"1", 1)
+    world.run()
+    world.mesh.nodes["a"].fabric.leave(world.mesh.now)
+    world.mesh.nodes["a"].flush()
+    world.run()
+    publisher.publish("t", b"2", 2)
+    world.run()
+    assert world.mesh.nodes["a"].fabric.handover.has_left()
+    assert world.homes("client") in "bc"
+    session = world.mesh.nodes[world.homes("client")].engine.sessions.by_client["client"]
+    assert session.queued_messages == 2
+    assert session.expires_at > world.mesh.now
+    world.clean()
+
+
+def test_a_broker_that_stops_takes_no_clients() -> None:
+    world, client, _ = world_with_client()
+    world.mesh.nodes["b"].fabric.handover.leave(world.mesh.now)
+    client.move("b")
+    world.run()
+    assert client.failures == ["b is stopping"]
     world.clean()

@@ -91,7 +91,7 @@ def test_a_client_that_says_goodbye_is_closed_behind_its_last_bytes() -> None:
 
 
 def test_a_client_that_does_not_read_is_held_up_alone() -> None:
-    mesh, gateway = make()
+    _, gateway = make()
     slow, quick, publisher = gateway.client("a"), gateway.client("a"), gateway.client("a")
     slow.reads = False
     for client, name in ((slow, "slow"), (quick, "quick"), (publisher, "publisher")):
