@@ -67,7 +67,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     max_queued_messages: int = 100_000
     """QoS 1 and 2 messages kept in memory for one other broker until it has them. With a data directory, further ones wait on
-    disk; without one they are dropped and counted. Too low loses messages of a short outage; too high costs memory."""
+    disk (and, while they are being written, up to 100,000 or 64 MiB more in memory); without one they are dropped and
+    counted. Too low loses messages of a short outage; too high costs memory."""
 
     max_queued_bytes: int = 67_108_864
     """The same bound in bytes; whichever is reached first holds."""

@@ -92,6 +92,7 @@ class Channels:
         session.bytes_per_second = settings.catch_up_bytes_per_second
         session.max_spilled_bytes = settings.max_spilled_bytes
         session.spool = self.spool
+        session.spill()
         sessions.install(session)
         if known is not None:
             session.adopt(known)
@@ -114,6 +115,7 @@ class Channels:
         for peer in self._fabric.peers.values():
             session = peer.session
             session.spool = spool
+            session.spill()
             for file in session.spilled or ():
                 known.add((session.number, file.number))
         for found in spool.files():

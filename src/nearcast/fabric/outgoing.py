@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Final
 from nearcast.errors import StorageUnavailable
 from nearcast.fabric import frames, messages
 from nearcast.fabric.frames import frame
-from nearcast.fabric.spool import FILE_BYTES, SPILL_ABOVE_BYTES, SpoolStorage, file_of, last_of, stretches_of
+from nearcast.fabric.spool import (
+    FILE_BYTES,
+    SPILL_ABOVE_BYTES,
+    SPILL_HEADROOM_BYTES,
+    SPILL_HEADROOM_MESSAGES,
+    SpoolStorage,
+    file_of,
+    last_of,
+    stretches_of,
+)
 from nearcast.mqtt import records
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.publication import Publication, Terms, build
@@ -87,6 +96,8 @@ class PeerSession(Session):
         # What lies in files: the next one to be read, and what was read of the one before it.
         self.spool: SpoolStorage | None = None
         self.max_spilled_bytes = 0
+        self._memory_messages = max_messages
+        self._memory_bytes = max_bytes
         self.spilled_bytes = 0
         self.spilled_messages = 0
         self.spilling: Spilled | None = None
@@ -124,8 +135,8 @@ class PeerSession(Session):
                 self._allowance += 2.0 * accepted * publication.stride
             self.waiting.append(self.queue[-1])
             self.drain(now)
-            if self.spool is not None:
-                self.spill()
+        if self.spool is not None:
+            self.spill()
         return accepted
 
     def forward(self, publication: Publication, via: str, now: float) -> None:
@@ -325,18 +336,22 @@ class PeerSession(Session):
     def spill(self) -> None:
         """Begin to move the front of the queue into a file, if there is too much of it. One file at a time."""
         spool = self.spool
-        if spool is None or self.spilling is not None or not self.queue:
+        if spool is None:
             return
-        above_bytes = min(self.max_queued_bytes // 2, SPILL_ABOVE_BYTES)
-        if self.queued_bytes <= above_bytes and self.queued_messages <= self.max_queued_messages // 2:
+        # A disk that is slow for a moment must not cost messages that it has room for.
+        has_room = self.spilled_bytes < self.max_spilled_bytes
+        self.max_queued_bytes = self._memory_bytes + (SPILL_HEADROOM_BYTES if has_room else 0)
+        self.max_queued_messages = self._memory_messages + (SPILL_HEADROOM_MESSAGES if has_room else 0)
+        if self.spilling is not None or not self.queue or not has_room:
             return
-        if self.spilled_bytes >= self.max_spilled_bytes:
+        above_bytes = min(self._memory_bytes // 2, SPILL_ABOVE_BYTES)
+        if self.queued_bytes <= above_bytes and self.queued_messages <= self._memory_messages // 2:
             return
         stretches: list[Pending] = []
         count = 0
         size = 0
         for pending in self.queue:
-            if size >= FILE_BYTES or count * 4 > self.max_queued_messages:
+            if size >= FILE_BYTES:
                 break
             stretches.append(pending)
             count += pending.count

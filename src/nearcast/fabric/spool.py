@@ -31,6 +31,11 @@ SPILL_ABOVE_BYTES: Final = 16_777_216
 """What stays in memory although it could go to a file, unless the configured bound is less than twice that."""
 
 
+SPILL_HEADROOM_BYTES: Final = 67_108_864
+SPILL_HEADROOM_MESSAGES: Final = 100_000
+"""How far a queue may be above its bound while its front is being written to a file."""
+
+
 class SpoolStorage(Protocol):
     """Where the files are. Failures are :class:`~nearcast.errors.StorageUnavailable`."""
 

@@ -119,6 +119,23 @@ def test_without_a_journal_what_has_no_room_is_dropped_and_counted() -> None:
     assert payloads(subscriber) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_a_disk_that_is_slow_for_a_moment_costs_no_messages() -> None:
+    mesh, stream = linked(FabricSettings(max_queued_bytes=2_000), durable=True)
+    publisher, subscriber = subscribed(mesh)
+    mesh.cut(stream)
+    sent = [b"%03d" % index + b"." * 100 for index in range(100)]
+    for payload in sent:
+        publisher.publish("t", payload, 1)
+    session = session_at(mesh, "a", "b")
+    assert session.spilling is not None
+    assert session.queued_messages == 100
+    mesh.run()
+    assert session.queued_bytes <= 2_000
+    mesh.link("a", "b")
+    mesh.run()
+    assert payloads(subscriber) == sent
+
+
 def test_disk_space_for_a_broker_that_is_away_is_bounded() -> None:
     settings = FabricSettings(max_queued_bytes=2_000, max_spilled_bytes=3_000)
     mesh, stream = linked(settings, durable=True)
