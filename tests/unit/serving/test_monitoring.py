@@ -1,0 +1,100 @@
+"""Datagrams on real sockets: from one monitor to another, over IPv4, IPv6 and names, and what is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+
+import pytest
+
+from nearcast.errors import ConfigError
+from nearcast.membership.monitoring import Monitor, MonitorSettings, Ponged
+from nearcast.serving.monitoring import MonitoringSockets, bind_udp
+
+PATIENCE_S = 20.0
+
+
+class Node:
+    """A monitor on its sockets."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.monitor = Monitor(name, b"secret", random.Random(name), MonitorSettings(), standing=False)
+        self.sockets = MonitoringSockets(self.monitor, bind_udp(host, 0, "port"), time.monotonic, self.flush)
+        self.ponged = asyncio.Event()
+        self.sockets.start()
+
+    def flush(self) -> None:
+        self.sockets.send()
+        if any(isinstance(event, Ponged) for event in self.monitor.take_events()):
+            self.ponged.set()
+
+    async def reaches(self, address: str) -> None:
+        self.ponged.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.ponged.is_set():
+                self.monitor.ping("other", address, time.monotonic())
+                self.flush()
+                try:
+                    await asyncio.wait_for(self.ponged.wait(), 1.0)
+                except TimeoutError:
+                    continue  # UDP may lose it
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6"))]
+)
+def test_probes_are_answered(host: str) -> None:
+    async def main() -> None:
+        one, two = Node("one", host), Node("two", host)
+        written = f"[{host}]" if ":" in host else host
+        await one.reaches(f"{written}:{two.sockets.port}")
+        one.sockets.close()
+        two.sockets.close()
+
+    asyncio.run(main())
+
+
+def test_names_are_looked_up_and_nonsense_is_passed_over() -> None:
+    async def main() -> None:
+        one, two = Node("one", "127.0.0.1"), Node("two", "127.0.0.1")
+        for nonsense in ("", "nowhere", "no.such.host.invalid:5", "127.0.0.1:port", ":7"):
+            one.monitor.ping("nobody", nonsense, time.monotonic())
+        await one.reaches(f"localhost:{two.sockets.port}")
+        one.sockets.close()
+        two.sockets.close()
+
+    asyncio.run(main())
+
+
+def test_longer_datagrams_and_garbage_do_no_harm() -> None:
+    async def main() -> None:
+        one, two = Node("one", "127.0.0.1"), Node("two", "127.0.0.1")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            for data in (b"", b"\0", bytes(64), bytes(60_000), b"\x03" * 5_000):
+                stranger.sendto(data, ("127.0.0.1", two.sockets.port))
+        await one.reaches(f"127.0.0.1:{two.sockets.port}")
+        one.sockets.close()
+        two.sockets.close()
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_none_are_said() -> None:
+    taken = bind_udp("127.0.0.1", 0, "port")
+    with pytest.raises(ConfigError, match=r"cannot answer probes on 127\.0\.0\.1:.*is another node running"):
+        bind_udp("127.0.0.1", taken[0].getsockname()[1], "port")
+    for bound in taken:
+        bound.close()
+    with pytest.raises(ConfigError, match=r"cannot answer probes on no\.such\.host\.invalid"):
+        bind_udp("no.such.host.invalid", 0, "port")
