@@ -70,7 +70,9 @@ class Claim:
         self.clean_start = clean_start
         self.stamp = stamp
         self.deadline = deadline
+        #: The broker that was asked last, the number of that question, and how many there were.
         self.asked = ""
+        self.question = 0
         self.questions = 0
         self.coming = False
         #: The session that is here already, and older than the one that comes.
@@ -257,11 +259,14 @@ class Presence(Part):
             del self._claims[client_id]
             claim.others = before.others
             claim.asked = before.asked
+            claim.question = before.question
             claim.coming = before.coming
             unavailable = Verdict(False, reasons.SERVER_UNAVAILABLE, "another client of this name connected")
             self._engine.authenticated(before.connection, unavailable, now)
-        claim.before = self._sessions.by_client.get(client_id)
+        claim.before = self._sessions.by_client.get(client_id) if before is None else before.before
         self._claims[client_id] = claim
+        if holder is None:
+            holder = self._fabric.peers.get(claim.asked)
         if holder is not None and not claim.coming:
             self._ask(claim, holder)
         return True
@@ -291,6 +296,7 @@ class Presence(Part):
 
     def _ask(self, claim: Claim, peer: Peer) -> None:
         claim.asked = peer.name
+        claim.question = claim.stamp
         claim.questions += 1
         peer.send(
             frame(
@@ -308,11 +314,13 @@ class Presence(Part):
         client_id = fields.blob().decode("utf-8")
         answer = fields.number()
         claim = self._claims.get(client_id)
-        if claim is None or claim.asked != peer.name:
+        if claim is None:
             return
         if answer == COMING:
+            claim.asked = peer.name
+            claim.question = question
             claim.coming = True
-        elif claim.stamp != question:
+        elif claim.asked != peer.name or claim.question != question:
             return  # the answer to an earlier client of this name, that is not there any more
         elif answer == REFUSED:
             self._refuse(claim, reasons.NOT_AUTHORIZED, _IN_USE, now)
@@ -325,6 +333,8 @@ class Presence(Part):
                 self._ask(claim, there)
             else:
                 self._let_in(claim, now)
+        elif self._is_arriving(client_id):
+            claim.coming = True
         else:
             self._let_in(claim, now)
 
@@ -369,7 +379,10 @@ class Presence(Part):
         self._fabric.seen_stamp(question.stamp)
         claim = self._claims.get(client_id)
         if claim is not None:
-            claim.others[peer.name] = question  # first ours, whoever is later
+            if claim.asked == peer.name and question.stamp > claim.stamp and self._knows_nothing(client_id):
+                self._answer(peer, question, NONE)  # each thought that the other had it
+            else:
+                claim.others[peer.name] = question  # first ours, whoever is later
             return
         if self._is_arriving(client_id):
             self._early.append((peer.name, question))
@@ -395,6 +408,8 @@ class Presence(Part):
             return
         if departure is not None and connection is None:
             if departure.target == peer.name and not question.clean_start:
+                if client_id in self._sought:
+                    self._sought[client_id] = (peer.name, question)
                 self._answer(peer, question, COMING)
                 return
             name, before = self._sought.get(client_id, ("", question))
@@ -418,11 +433,12 @@ class Presence(Part):
         else:
             self._hand_over(peer, question, session, now)
 
+    def _knows_nothing(self, client_id: str) -> bool:
+        return client_id not in self._sessions.by_client and not self._is_arriving(client_id)
+
     def _is_arriving(self, client_id: str) -> bool:
-        for arrival in self._fabric.handover.arrivals.by_move.values():
-            if arrival.client_id == client_id:
-                return True
-        return False
+        arrivals = self._fabric.handover.arrivals.by_move
+        return bool(arrivals) and client_id in [arrival.client_id for arrival in arrivals.values()]
 
     def _hand_over(self, peer: Peer, question: Question, session: Session, now: float) -> None:
         move = self._fabric.rng.getrandbits(60)
@@ -489,7 +505,11 @@ class Presence(Part):
         """Of the sessions that were to leave, some have, and some did not get away."""
         under_way = self._fabric.handover.departures.by_client
         for client_id in [client_id for client_id in self._sought if client_id not in under_way]:
-            del self._sought[client_id]
+            name, question = self._sought.pop(client_id)
+            peer = self._fabric.peers.get(name)
+            kept = self._sessions.by_client.get(client_id)
+            if peer is not None and kept is not None and kept.connection is None:
+                self._answer(peer, question, MOVED, self._fabric.name)  # it did not get away: ask again
         for client_id in [client_id for client_id in self._contested if client_id not in under_way]:
             self._contested.discard(client_id)
             session = self._sessions.by_client.get(client_id)
@@ -502,10 +522,10 @@ class Presence(Part):
         if claim.connection.state == CLOSED:
             self._over(claim)
             self._answer_others(claim, now)
-        elif claim.coming:
-            session = self._sessions.by_client.get(claim.connection.client_id)
-            if session is not None and session is not claim.before:
-                self._let_in(claim, now)
+            return
+        session = self._sessions.by_client.get(claim.connection.client_id)
+        if session is not None and session is not claim.before:
+            self._let_in(claim, now)
 
     def tick(self, now: float) -> None:
         for claim in list(self._claims.values()):
