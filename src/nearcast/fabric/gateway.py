@@ -413,6 +413,8 @@ class Gateway(LinkUser):
 
     def settle(self, now: float) -> None:
         self.now = now
+        if self.moves.wants_to_proceed:
+            self.moves.proceed(now)
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for tunnel in dirty:

@@ -91,6 +91,7 @@ class Moves:
         self.orders: list[Order] = []
         #: Orders that are done, until somebody takes them.
         self.finished: deque[Order] = deque(maxlen=MAX_FINISHED)
+        self.wants_to_proceed = False
         self.moved = 0
         self.failed = 0
         self.taken_back = 0
@@ -115,6 +116,7 @@ class Moves:
 
     def proceed(self, now: float) -> None:
         """Begin as many moves as may be under way."""
+        self.wants_to_proceed = False
         for order in list(self.orders):
             busy = 0
             while len(order.waiting) > busy and len(self.under_way) < self._at_once and order.next_at <= now:
@@ -147,6 +149,7 @@ class Moves:
             tunnel.state != OPEN
             or tunnel.closing
             or not isinstance(origin, Channel)
+            or origin.closed
             or origin.line is line
             or mirror is None
             or not mirror.connected
@@ -307,7 +310,7 @@ class Moves:
             order.moved += 1 if moved else 0
             order.failed += 0 if moved else 1
             order.reason = reason or order.reason
-        self.proceed(now)
+        self.wants_to_proceed = True  # at the next settle, when the client has its place again
 
     # --- time -----------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,19 @@ import pytest
 
 from nearcast.config import Limits
 from nearcast.fabric.gateway import GatewaySettings
-from nearcast.mqtt.codec import encode
-from nearcast.mqtt.packets import PingReq, PingResp, PubAck, PubComp, Publish, PubRec, PubRel, Subscribe, SubscriptionRequest
+from nearcast.mqtt.codec import PacketReader, encode
+from nearcast.mqtt.packets import (
+    Connect,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Subscribe,
+    SubscriptionRequest,
+)
 from tests.gateway_hosts import Client, GatewayHost
 from tests.unit.fabric.test_gateway import gateway, subscribe
 
@@ -95,7 +106,7 @@ def test_messages_of_every_quality_while_a_client_moves_to_and_fro(seed: int) ->
     assert host.machine.moves.failed == 0
 
 
-def _raw(packet: PubAck | PubRec | PubComp | Publish, version: int) -> bytes:
+def _raw(packet: PubAck | PubRec | PubRel | PubComp | Publish, version: int) -> bytes:
 
     return encode(packet, version)
 
@@ -216,3 +227,57 @@ def test_clients_leave_a_broker_that_is_no_longer_configured() -> None:
     host.mesh.run()
     assert {host.broker_of(client) for client in clients} == {"b"}
     assert host.broker_of(host.connect("new")) == "b"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_links_break_and_come_back_under_load(seed: int) -> None:
+    """Whatever link breaks whenever: nothing of QoS 1 or 2 is missing, each exchange ends, and the client stays connected."""
+    rng = random.Random(seed)
+    host = gateway("a", "b", "c")
+    version = rng.choice([4, 5])
+    client = at(host, "a", "c", version)
+    watcher = host.mesh.nodes["c"].client()
+    node = host.mesh.nodes["c"]
+    node.feed(watcher, encode(Connect("w"), 5) + encode(Subscribe(1, [SubscriptionRequest("own", 0)]), 5))
+    client.say(Subscribe(1, [SubscriptionRequest("own", 1)]))
+    client.take()
+    sent: list[bytes] = []
+    unacknowledged: dict[int, bytes] = {}
+    heard: set[bytes] = set()
+
+    def answer() -> None:
+        for packet in client.take():
+            if isinstance(packet, Publish):
+                heard.add(packet.payload)
+                client.whisper(_raw(PubAck(packet.packet_id), version))
+            elif isinstance(packet, PubRec):
+                client.whisper(_raw(PubRel(packet.packet_id), version))
+            elif isinstance(packet, (PubAck, PubComp)):
+                unacknowledged.pop(packet.packet_id, None)
+
+    for step in range(1, 120):
+        payload = b"%d" % step
+        sent.append(payload)
+        unacknowledged[step] = payload
+        client.whisper(_raw(Publish("own", payload, rng.choice([1, 2]), packet_id=step), version))
+        if rng.random() < 0.1 and len(host.streams) > 1:
+            host.cut(rng.choice(list(host.streams)))
+        elif rng.random() < 0.15 and len(host.streams) < 3:
+            host.link(rng.choice([name for name in "abc" if name not in host.streams]))
+        elif rng.random() < 0.1:
+            move(host, client, rng.choice("abc"))
+        for _ in range(rng.randrange(15)):
+            _step(host, rng)
+        answer()
+    for _ in range(60):
+        host.advance(0.2)
+        answer()
+    assert not client.closed
+    assert host.machine.stats.resumed > 0
+    assert not host.machine.moves.under_way
+    assert unacknowledged == {}
+    while watcher.inbox:
+        watcher.received += watcher.inbox.popleft()
+    arrived = [packet.payload for packet in PacketReader(5).feed(bytes(watcher.received)) if isinstance(packet, Publish)]
+    assert set(arrived) == set(sent), f"seed {seed}"
+    assert heard == set(sent), f"seed {seed}"
