@@ -107,7 +107,7 @@ class PeerSession(Session):
         self._next_file_number = 1
         # Counters since the start.
         self.sent_messages = 0
-        self.resent_messages = 0
+        self.rewinds = 0
         self.dropped_messages = 0
         self.unreadable_files = 0
 
@@ -176,7 +176,7 @@ class PeerSession(Session):
         self.on_their_way = deque()
         self.unconfirmed_bytes = 0
         if backwards:
-            self.resent_messages += 1
+            self.rewinds += 1
         self.last_sent = last
         self.catching_up = self.bytes_per_second > 0 and self.queued_bytes + self.spilled_bytes > PACED_ABOVE_BYTES
         self._allowance = self.bytes_per_second * BURST_S
@@ -246,6 +246,8 @@ class PeerSession(Session):
         self.last_sent = publication.sequence + publication.count - 1
         if not self.on_their_way:
             self.progress_at = now  # the wait for a confirmation begins with what there is to confirm
+        if not self.on_their_way:
+            self.progress_at = now
         self.on_their_way.append(OnItsWay(self.last_sent, size))
         self.unconfirmed_bytes += size
         if self.catching_up:

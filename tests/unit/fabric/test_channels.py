@@ -256,7 +256,23 @@ def test_the_last_frame_is_sent_again_when_nothing_is_heard_of_it() -> None:
     for _ in range(8):
         mesh.advance(1.0)
     assert payloads(subscriber) == [b"1"]
-    assert session_at(mesh, "a", "b").resent_messages == 1
+    assert session_at(mesh, "a", "b").rewinds == 1
+
+
+def test_a_message_after_a_long_silence_is_not_sent_twice() -> None:
+    mesh, stream = linked()
+    publisher, _ = subscribed(mesh)
+    publisher.publish("t", b"1", 1)
+    mesh.run()
+    mesh.advance(60.0)
+    publisher.publish("t", b"2", 1)
+    on_its_way = list(stream[1].inbox)
+    stream[1].inbox.clear()
+    mesh.advance(2.0)
+    stream[1].inbox.extend(on_its_way)
+    mesh.run()
+    assert session_at(mesh, "a", "b").rewinds == 0
+    assert mesh.nodes["b"].fabric.channels.duplicates == 0
 
 
 def test_a_broker_that_is_away_too_long_is_forgotten() -> None:
