@@ -80,7 +80,12 @@ DEREGISTER: Final = 86
 LENGTH_BYTES: Final = 4
 
 
+_KINDS: Final[list[bytes]] = [bytes([kind]) for kind in range(256)]
+
+
 def frame(kind: int, *fields: bytes) -> bytes:
     """One frame with its length, ready to be sent."""
-    content = b"".join(fields)
-    return (len(content) + 1).to_bytes(LENGTH_BYTES, "big") + bytes([kind]) + content
+    size = 1
+    for field in fields:
+        size += len(field)
+    return b"".join((size.to_bytes(LENGTH_BYTES, "big"), _KINDS[kind], *fields))
