@@ -59,15 +59,23 @@ _CLOSED: Final = 2
 
 
 class Advert:
-    """What a broker says of itself: its neighbours with the distance in milliseconds, and its address."""
+    """What a broker says of itself: its neighbours with the distance in milliseconds, and its address.
 
-    def __init__(self, name: str, version: int, address: str, neighbours: dict[str, int], data: bytes, now: float) -> None:
+    It is told with its age, so that one who is gone is forgotten however often it was told of.
+    """
+
+    def __init__(
+        self, name: str, version: int, address: str, neighbours: dict[str, int], fields: bytes, said_at: float
+    ) -> None:
         self.name = name
         self.version = version
         self.address = address
         self.neighbours = neighbours
-        self.data = data
-        self.heard_at = now
+        self.fields = fields
+        self.said_at = said_at
+
+    def frame(self, now: float) -> bytes:
+        return frame(frames.NEIGHBOURS, number(max(0, int(now - self.said_at))), self.fields)
 
 
 class Relay:
@@ -160,6 +168,10 @@ class Routes(Part):
         """The streams that end here."""
         return list(self._relays.values())
 
+    def known(self) -> list[str]:
+        """Every broker that was heard of lately, this one included."""
+        return sorted(self._adverts)
+
     # --- who has links to whom ------------------------------------------------------------------------------------------
 
     def peer_up(self, peer: Peer, now: float) -> None:
@@ -199,9 +211,9 @@ class Routes(Part):
         elif kind == frames.NEIGHBOURS:
             self._hear(peer, content, now)
         else:
-            self._compare(peer, Fields(content))
+            self._compare(peer, Fields(content), now)
 
-    def _compare(self, peer: Peer, fields: Fields) -> None:
+    def _compare(self, peer: Peer, fields: Fields, now: float) -> None:
         """A neighbour says what it has heard: tell it the rest."""
         if fields.number():
             self._tell_seen(peer, False)
@@ -211,10 +223,12 @@ class Routes(Part):
             theirs[name] = fields.number()
         for advert in self._adverts.values():
             if advert.version > theirs.get(advert.name, 0) and advert.name != peer.name:
-                peer.send(advert.data)
+                peer.send(advert.frame(now))
 
     def _hear(self, peer: Peer, content: bytes, now: float) -> None:
         fields = Fields(content)
+        age_s = fields.number()
+        start = fields.position
         name = fields.blob().decode("utf-8")
         version = fields.number()
         address = fields.blob().decode("utf-8")
@@ -231,16 +245,16 @@ class Routes(Part):
             return
         if known is not None and known.version >= version:
             return
-        if known is None and len(self._adverts) >= MAX_BROKERS:
+        if age_s > EXPIRE_S or (known is None and len(self._adverts) >= MAX_BROKERS):
             return
-        advert = Advert(name, version, address, neighbours, frame(frames.NEIGHBOURS, content[1:]), now)
+        advert = Advert(name, version, address, neighbours, content[start:], now - age_s)
         self._adverts[name] = advert
         if known is None or known.neighbours != neighbours:
             self._ways = None
             self._next_look = 0.0
         if known is None or known.address != address:
             self._dial(advert, now)
-        self._pass_on(advert, peer.name)
+        self._pass_on(advert, peer.name, now)
         if known is not None and len(self._told) > FEW_NEIGHBOURS:
             # Whoever was to hear things from the other end of a link that broke may have missed some.
             for lost in known.neighbours.keys() - neighbours.keys():
@@ -248,13 +262,13 @@ class Routes(Part):
                 if other is not None and self.direct_link(lost) is not None:
                     self._tell_seen(other, True)
 
-    def _pass_on(self, advert: Advert, came_from: str) -> None:
+    def _pass_on(self, advert: Advert, came_from: str, now: float) -> None:
         sender = self._adverts.get(came_from)
         neighbours = self._neighbours()
         have_it = sender.neighbours if sender is not None and len(neighbours) > FEW_NEIGHBOURS else {}
         for peer in neighbours:
             if peer.name != came_from and peer.name != advert.name and peer.name not in have_it:
-                peer.send(advert.data)
+                peer.send(advert.frame(now))
 
     def _neighbours(self) -> list[Peer]:
         found: list[Peer] = []
@@ -300,10 +314,10 @@ class Routes(Part):
         fields.append(number(len(distances)))
         for name, distance in distances.items():
             fields.append(blob(name.encode("utf-8")) + number(distance))
-        advert = Advert(fabric.name, version, self.address, distances, frame(frames.NEIGHBOURS, *fields), now)
+        advert = Advert(fabric.name, version, self.address, distances, b"".join(fields), now)
         self._adverts[fabric.name] = advert
         for peer in self._neighbours():
-            peer.send(advert.data)
+            peer.send(advert.frame(now))
 
     def _is_news(self, now: float) -> bool:
         """Whether what was told last is no longer true enough."""
@@ -462,7 +476,7 @@ class Routes(Part):
             self._changed = True
         self.settle(now)
         for advert in list(self._adverts.values()):
-            if now - advert.heard_at > EXPIRE_S and advert.name != self._fabric.name:
+            if now - advert.said_at > EXPIRE_S and advert.name != self._fabric.name:
                 self._drop(advert.name)
         ways = self.ways()
         for relay in self.relays:

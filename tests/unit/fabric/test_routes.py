@@ -147,6 +147,22 @@ def test_who_left_is_unreachable_and_who_is_new_is_found() -> None:
     assert all_up(mesh)
 
 
+def test_who_is_gone_is_forgotten_however_often_it_was_told_of() -> None:
+    mesh = chain("a", "b", "c", "d")
+    mesh.cut(mesh.streams[2])
+    stream = mesh.streams[0]
+    for _ in range(12):
+        for _ in range(4):
+            mesh.advance(25.0)
+        mesh.cut(stream)
+        stream = mesh.link("a", "b")  # each link that comes up tells of everybody
+        mesh.run()
+        settle(mesh, 1.0)
+    for name in ("a", "b", "c"):
+        known = mesh.nodes[name].fabric.routes.known()
+        assert known == ["a", "b", "c"], name
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_in_any_topology_every_message_arrives_once_whatever_links_break(seed: int) -> None:
     """Random connected graphs; links break and come back while messages are published everywhere."""
