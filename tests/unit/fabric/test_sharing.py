@@ -332,3 +332,22 @@ def test_one_receiver_each_whatever_members_and_links_do(seed: int) -> None:
     # A member that vanished may have got a message without a chance to say so, and gets it again: it is the same receiver.
     received = [payload for made in clients.values() for payload in {one for client in made for one in client.payloads}]
     assert sorted(received, key=int) == sent, seed
+
+
+# semantics: S4
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_qos_2_message_goes_to_another_member_only_if_it_was_not_sent(sent: bool) -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    ending, staying = Client(a, "ending", expiry=100, acknowledges=False), Client(b, "staying")
+    ending.subscribe(SHARED)
+    mesh.run()
+    if not sent:
+        ending.disconnect()
+    Client(a, "publisher").publish("jobs/1", b"x", 2)
+    if sent:
+        ending.vanish()
+    staying.subscribe(SHARED)
+    mesh.run()
+    Client(a, "ending")
+    mesh.run()
+    assert staying.payloads == ([] if sent else [b"x"])
