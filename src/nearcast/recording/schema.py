@@ -32,7 +32,7 @@ KINDS: dict[str, str] = {
     "delivered": "a subscriber got a message, possibly not for the first time",
     "connected": "a client has a connection (again)",
     "subscribed": "the broker confirmed a subscription of a client; `topic` is the filter, `qos` what was asked for",
-    "disconnected": "a client has lost its connection; `reason` says why",
+    "disconnected": "a client has lost its connection, or left for good; `reason` says why",
     "unconnected": "a client tried to connect for the first time, in vain; `reason` says why",
 }
 
