@@ -38,6 +38,7 @@ from nearcast.fabric.parts import LinkUser
 from nearcast.fabric.registry import Entry, NodeState, reachable
 from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
+from nearcast.membership.packets import ACCEPTED
 from nearcast.mqtt import reasons
 from nearcast.placement.assignment import BrokerState, GatewayState, Network, Policy, ranking, reconfigure
 
@@ -502,7 +503,8 @@ class Controller(LinkUser):
             elif isinstance(event, Answered):
                 if event.quality.loss < 1.0:
                     self.detector.heard(event.target, now)
-            elif isinstance(event, Acknowledged):
+            elif isinstance(event, Acknowledged) and event.result == ACCEPTED:
+                # One that is refused does not know the broker yet: word of it, and the order, are on the link.
                 self._unacknowledged.pop(event.number, None)
                 self.moves.accepted(event.number)
 

@@ -180,6 +180,20 @@ def test_orders_go_over_udp_and_over_the_link_when_that_is_silent() -> None:
     assert [order.target for order in gateway.orders] == ["far", "near"], "each order is carried out once"
 
 
+def test_an_order_to_a_broker_that_the_gateway_has_not_heard_of_follows_over_the_link() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    net.machines["g"].monitor.forget("far")
+    move = net.controller.move("far", net.now, gateway="g")
+    net.machines["controller"].flush()
+    net.run(0.5)
+    assert move.state == "ordered"
+    net.run_until(lambda: gateway.home == "far", "moved over the link", 3.0)
+    net.run(0.5)
+    assert move.state == "done"
+
+
 def test_a_move_that_fails_is_not_tried_again_at_once() -> None:
     net = two_brokers()
     gateway = net.add_gateway("g", home="far", near=1.0, far=80.0)
