@@ -29,6 +29,7 @@ from typing import Final
 
 from nearcast.errors import InvariantViolated
 from nearcast.fabric import frames
+from nearcast.fabric.spool import stretches_of
 from nearcast.mqtt.session import RELEASED, Session
 from nearcast.scenario.expansion import Client
 from nearcast.scenario.identity import IDENTITY_BYTES, decode_identity, publisher_number
@@ -342,6 +343,7 @@ class FabricLedger(Ledger):
             for session in broker.engine.sessions.by_number.values():
                 if session.is_peer or session.client_id == known.client.name:
                     found.update(held_for(session))
+                    found.update(spilled_for(broker, session))
         return found
 
 
@@ -499,6 +501,18 @@ class FabricTables(Invariant):
                         f"the retained message of {topic.decode()} is not the same at {first.name} and {broker.name}",
                         [first.host, broker.host],
                     )
+
+
+def spilled_for(broker: FabricBroker, session: Session) -> Iterator[Key]:
+    """The messages that a broker has for another one in files."""
+    for file in session.spilled or ():
+        if broker.spool is not None:
+            data = broker.spool.read(session.number, file.number)
+            for pending in stretches_of(data, broker.engine.effects.wall_offset, 0):
+                for payload in pending.publication.payloads()[pending.start : pending.start + pending.count]:
+                    identity = decode_identity(payload)
+                    if identity is not None:
+                        yield identity.publisher, identity.sequence
 
 
 def interest_of(broker: FabricBroker) -> set[str]:

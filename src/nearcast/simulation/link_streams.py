@@ -137,7 +137,8 @@ class LinkStreams:
 
     def _lose(self, end: LinkEnd) -> None:
         end.connection = None
-        self.lost_links += 1
+        if "link" not in end.link.close_reason:  # else it gave way to another one between the same two
+            self.lost_links += 1
         self._machine.lost(end.link, self._host.now)
 
     def dial(self) -> None:
