@@ -257,11 +257,18 @@ class Controller(LinkUser):
             if move is None:
                 continue
             if move.state == "failed":
-                self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
+                self._failed(entry, move, now)
                 self._soon(now)
             elif not move.client and not move.strays:
                 entry.home = move.target
+                entry.failed_moves = 0
         self._order_due(now)
+
+    def _failed(self, entry: Entry, move: Move, now: float) -> None:
+        self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
+        if not move.client:
+            entry.failed_moves += 1
+            entry.rest_until = now + min(self.settings.retry_s, 2.0 ** min(entry.failed_moves, 10))
 
     # --- reconfiguration ------------------------------------------------------------------------------------------------
 
@@ -278,6 +285,8 @@ class Controller(LinkUser):
         }
         gateways = []
         for entry in self.gateways():
+            if entry.rest_until > now:
+                continue
             if entry.held_until > now and entry.home in brokers and not brokers[entry.home].draining:
                 continue
             home = self.moves.target_of(entry.name) or entry.home
@@ -522,7 +531,8 @@ class Controller(LinkUser):
             if unheard is not None and unheard.gateway in self.entries:
                 self._order_over_link(self.entries[unheard.gateway], unheard)
         for move in self.moves.expire(now, self.wall(now)):
-            self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
+            if move.gateway in self.entries:
+                self._failed(self.entries[move.gateway], move, now)
         if now >= self._next_run:
             self._run(now)
         self._order_due(now)

@@ -52,6 +52,9 @@ class Entry:
         self.ranking: tuple[str, ...] = ()
         self.held_until = 0.0
         """Until when the automatic reconfiguration leaves this gateway where somebody put it by hand."""
+        self.failed_moves = 0
+        self.rest_until = 0.0
+        """A gateway whose moves fail is left alone for a while, longer each time."""
         self.draining = False
         self.drain_clients_per_second = 0.0
         self.leaving = False

@@ -206,6 +206,19 @@ def test_a_move_that_fails_is_not_tried_again_at_once() -> None:
     settled(net, "near", "g")
 
 
+def test_a_gateway_that_can_go_nowhere_is_asked_less_and_less_often() -> None:
+    net = two_brokers()
+    net.add_broker("third")
+    gateway = net.add_gateway("g", home="near", near=1.0, far=80.0, third=90.0)
+    net.run(20.0)
+    gateway.unable = "nothing works"
+    net.kill("near")
+    net.run(120.0)
+    assert 3 <= len(gateway.orders) <= 10
+    gateway.unable = ""
+    net.run_until(lambda: gateway.home in ("far", "third"), "moved in the end", 90.0)
+
+
 def test_a_gateway_that_never_answers_an_order_has_failed_it() -> None:
     net = Net(control=ControlSettings(move_timeout_s=3.0, retry_s=1000.0))
     net.add_broker("near")
