@@ -45,6 +45,10 @@ MAX_QUESTIONS: Final = 4
 MAX_NEWS: Final = 1_000
 """Clients that were let in late and are remembered until a driver asks."""
 
+# How PRESENCE begins: these are changes, or the first or last of all there are.
+FIRST: Final = 1
+LAST: Final = 2
+
 # What PRESENCE says of a client.
 GONE: Final = 0
 AWAY: Final = 1
@@ -101,15 +105,20 @@ class Presence(Part):
         self._sessions = fabric.engine.sessions
         self._timeout_s: float = fabric.settings.takeover_timeout_seconds
         self._now = 0.0
+        self.piece_bytes: int = PIECE_BYTES
         #: By broker: the stamps of its sessions, by client identifier.
         self.elsewhere: dict[str, dict[str, int]] = {}
-        # By broker: clients it is yet to be told of, whether it was told of any, and when it may be told more.
+        #: The same from before its link broke, until it has told all anew.
+        self._former: dict[str, dict[str, int]] = {}
+        # By broker: clients it is yet to be told of, whether it was told of any and of all, when it may be told more.
         self._untold: dict[str, dict[str, None]] = {}
         self._begins: set[str] = set()
+        self._all_untold: set[str] = set()
         self._next_at: dict[str, float] = {}
         self._claims: dict[str, Claim] = {}
         self._settled: set[Connection] = set()
         self._let_in_late: list[Connection] = []
+        self._refused: list[Connection] = []
         self._claimed_at = 0
         #: Sessions that are on their way to a broker because it asked: its name and the question.
         self._sought: dict[str, tuple[str, Question]] = {}
@@ -157,6 +166,7 @@ class Presence(Part):
             session.client_id: None for session in self._sessions.by_client.values() if not session.is_peer
         }
         self._begins.add(peer.name)
+        self._all_untold.add(peer.name)
         self._next_at[peer.name] = 0.0
 
     def peer_down(self, peer: Peer, now: float) -> None:
@@ -169,6 +179,7 @@ class Presence(Part):
 
     def peer_gone(self, peer: Peer, now: float) -> None:
         self.elsewhere.pop(peer.name, None)
+        self._former.pop(peer.name, None)
 
     def _tell(self, peer: Peer, untold: dict[str, None], now: float) -> None:
         """Say the next of what a broker does not know."""
@@ -180,7 +191,7 @@ class Presence(Part):
             return
         parts: list[bytes] = []
         size = 0
-        while untold and size < PIECE_BYTES:
+        while untold and size < self.piece_bytes:
             client_id = next(iter(untold))
             del untold[client_id]
             session = self._sessions.by_client.get(client_id)
@@ -191,19 +202,31 @@ class Presence(Part):
                 part += number(AWAY if session.connection is None else CONNECTED) + number(session.stamp)
             parts.append(part)
             size += len(part)
+        kind = FIRST if begins else 0
         self._begins.discard(peer.name)
+        if not untold and peer.name in self._all_untold:
+            self._all_untold.discard(peer.name)
+            kind |= LAST
         self._next_at[peer.name] = now + PIECE_S if untold else 0.0
         # Behind the records: whoever has an older session ends it then.
-        peer.send_held(frame(frames.PRESENCE, number(1 if begins else 0), number(len(parts)), *parts))
+        peer.send_held(frame(frames.PRESENCE, number(kind), number(len(parts)), *parts))
 
     def _heard(self, peer: Peer, fields: Fields, now: float) -> None:
         known = self.elsewhere.setdefault(peer.name, {})
-        if fields.number():
-            known.clear()
+        kind = fields.number()
+        if kind & FIRST:
+            self._former[peer.name] = known
+            known = {}
+            self.elsewhere[peer.name] = known
+        former = self._former.get(peer.name)
+        if kind & LAST:
+            self._former.pop(peer.name, None)
         for _ in range(fields.number()):
             client_id = fields.blob().decode("utf-8")
             if fields.number() == GONE:
                 known.pop(client_id, None)
+                if former is not None:
+                    former.pop(client_id, None)
                 continue
             stamp = fields.number()
             known[client_id] = stamp
@@ -253,6 +276,9 @@ class Presence(Part):
             self._keep(client_id, departure, now)
         if holder is None and before is None:
             return False
+        if before is not None and before.verdict.username != verdict.username:
+            self._refused.append(connection)  # as if the other one's session were here
+            return True
         claim = Claim(connection, verdict, clean_start, self._fabric.stamp(now), now + self._timeout_s)
         if before is not None:
             # Two clients of one name wait here: the later one has it, as if the earlier one had been let in first.
@@ -286,6 +312,8 @@ class Presence(Part):
         found: Peer | None = None
         for name, known in self.elsewhere.items():
             stamp = known.get(client_id, -1)
+            if stamp < 0 and name in self._former:
+                stamp = self._former[name].get(client_id, -1)
             if stamp < 0 or (stamp, name) <= latest:
                 continue
             peer = self._fabric.peers.get(name)
@@ -483,6 +511,11 @@ class Presence(Part):
 
     def settle(self, now: float) -> None:
         self._now = now
+        if self._refused:
+            refused = self._refused
+            self._refused = []
+            for connection in refused:
+                self._engine.authenticated(connection, Verdict(False, reasons.NOT_AUTHORIZED, _IN_USE), now)
         if self._claims:
             for claim in list(self._claims.values()):
                 self._look(claim, now)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from nearcast.fabric import presence
 from nearcast.mqtt import reasons
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Disconnect, Properties, Subscribe, SubscriptionRequest, Will
 from tests.fabric_clients import Client
@@ -161,6 +162,45 @@ def test_a_client_identifier_belongs_to_the_user_who_began_the_session_everywher
         assert thief.closed
     assert not owner.closed
     assert client_ids(a) == ["c"]
+
+
+# semantics: T4
+def test_another_user_does_not_disturb_a_client_that_waits() -> None:
+    mesh, (a, b) = mesh_of("a", "b")
+    Client(a, "c", username="owner", expiry=1_000).disconnect()
+    mesh.run()
+    owner = Client(b, "c", username="owner", clean_start=False, expiry=1_000)
+    thief = Client(b, "c", username="thief", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert thief.connack is not None
+    assert thief.connack.reason_code == reasons.NOT_AUTHORIZED
+    assert owner.connack is not None
+    assert owner.connack.session_present
+
+
+def test_a_session_is_found_while_its_broker_tells_all_anew() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a"), mesh.add("b")
+    a.fabric.presence.piece_bytes = 1
+    stream = mesh.link("a", "b")
+    mesh.run()
+    for number in range(20):
+        Client(a, f"c {number}", expiry=1_000).disconnect()
+    for _ in range(30):
+        mesh.advance(presence.PIECE_S)
+    assert len(b.fabric.presence.elsewhere["a"]) == 20
+    mesh.cut(stream)
+    mesh.link("a", "b")
+    mesh.run()
+    assert len(b.fabric.presence.elsewhere["a"]) < 5
+    again = Client(b, "c 19", clean_start=False, expiry=1_000)
+    settle(mesh)
+    assert again.connack is not None
+    assert again.connack.session_present
+    for _ in range(30):
+        mesh.advance(presence.PIECE_S)
+    assert len(b.fabric.presence.elsewhere["a"]) == 19
+    assert b.fabric.presence._former == {}
 
 
 def test_packets_behind_connect_wait_for_the_session() -> None:
