@@ -280,3 +280,13 @@ def test_streams_are_watched_in_both_regions() -> None:
         assert (
             clients[f"stream-{word}"].publish[0].topic == clients[f"watch-{word}"].subscribe[0].filter == stream_topic(region)
         )
+
+
+def test_in_the_simulator_every_bar_holds(tmp_path: Path) -> None:
+    """Virtual time: latencies and gaps are the network's and the protocol's, the same on every machine."""
+    parameters = EmmaParameters(scale=0.1, duration_s=16.0, rate_hz=4.0, simulated=True)
+    outcome = perform(Emma(), parameters, tmp_path / "out")
+    assert outcome.error is None
+    assert [bar.name for bar in outcome.bars if not bar.ok] == [], outcome.notes
+    moves = next(table for table in outcome.tables if table.title.startswith("moves"))
+    assert {row[4] for row in moves.rows} >= {"nearer", "balance"}
