@@ -404,9 +404,15 @@ class Gateway(LinkUser):
         target = self.choice.best(line.name)
         if target is None or target.leaving:
             return
-        chosen = [channel.tunnel for channel in line.channels.values() if channel.tunnel.upstream is channel]
-        moving = sum([len(order.waiting) for order in self.moves.orders])
-        if chosen and not moving:
+        queued: set[Tunnel] = set()
+        for order in self.moves.orders:
+            queued.update(order.waiting)
+        chosen: list[Tunnel] = []
+        for channel in line.channels.values():
+            tunnel = channel.tunnel
+            if tunnel.upstream is channel and tunnel.move is None and tunnel not in queued:
+                chosen.append(tunnel)
+        if chosen:
             self.moves.order(0, target.name, chosen, 0.0, now)
 
     # --- time -----------------------------------------------------------------------------------------------------------
