@@ -26,7 +26,7 @@ from nearcast.mqtt.packets import (
     Subscribe,
     SubscriptionRequest,
 )
-from tests.integration.broker.running import RawClient, wait_for
+from tests.integration.broker.running import Authority, RawClient, wait_for
 from tests.integration.brokers import NearcastBroker
 from tests.integration.gateways import EmbeddedGateway, NearcastGateway, config, fronted
 from tests.integration.test_fabric_links import payloads, publish
@@ -123,6 +123,38 @@ def test_too_many_clients_are_turned_away(tmp_path: Path) -> None:
         with joined(gateway.port(), "a"), joined(gateway.port(), "b"), raw(gateway.port()) as third:
             assert third.receive() is None
         assert gateway.own_metric("clients_refused_total") >= 1
+
+
+def test_who_a_client_is_and_what_it_may_is_the_brokers_business(tmp_path: Path) -> None:
+    """A certificate shown to the gateway, over TLS, names the user at the broker."""
+    authority = Authority(tmp_path)
+    authority.issue("localhost", "server")
+    device = authority.issue("device-7", "device")
+    listener = f"""
+    [[listeners]]
+    kind = "tls"
+    port = 0
+    certificate_file = "{tmp_path}/server.pem"
+    key_file = "{tmp_path}/server.key"
+    ca_file = "{tmp_path}/ca.pem"
+    client_certificates = "optional"
+    certificate_username = true
+    """
+    rules = """
+    [security]
+    allow_anonymous = false
+    acl = [{ action = "allow", topic = "devices/%u/#" }]
+    """
+    with fronted(tmp_path, listener, broker_config=rules) as gateway:
+        plain = socket.create_connection(("127.0.0.1", gateway.port("tls")), 20)
+        with RawClient(authority.client_context(device).wrap_socket(plain, server_hostname="localhost")) as client:
+            client.connected(Connect("c"))
+            client.send(Subscribe(1, [SubscriptionRequest("devices/device-7/#"), SubscriptionRequest("devices/x/#")]))
+            answer = client.receive()
+            assert isinstance(answer, SubAck)
+            assert answer.reason_codes == [0, 0x87]
+        with raw(gateway.port()) as nobody:
+            assert nobody.connected(Connect("n")).connack.reason_code == 0x87
 
 
 @pytest.mark.parametrize(
