@@ -115,6 +115,7 @@ class Presence(Part):
         self._begins: set[str] = set()
         self._all_untold: set[str] = set()
         self._next_at: dict[str, float] = {}
+        self._has_untold = False
         self._claims: dict[str, Claim] = {}
         self._settled: set[Connection] = set()
         self._let_in_late: list[Connection] = []
@@ -158,6 +159,7 @@ class Presence(Part):
         """Not of interest here."""
 
     def _changed(self, client_id: str) -> None:
+        self._has_untold = True
         for untold in self._untold.values():
             untold[client_id] = None
 
@@ -167,6 +169,7 @@ class Presence(Part):
         }
         self._begins.add(peer.name)
         self._all_untold.add(peer.name)
+        self._has_untold = True
         self._next_at[peer.name] = 0.0
 
     def peer_down(self, peer: Peer, now: float) -> None:
@@ -528,11 +531,13 @@ class Presence(Part):
                     self._asked(peer, question, now)
         if self._sought or self._contested:
             self._check_departures(now)
-        for name, untold in self._untold.items():
-            if untold or name in self._begins:
+        if self._has_untold:
+            self._has_untold = False
+            for name, untold in self._untold.items():
                 listener = self._fabric.peers.get(name)
-                if listener is not None:
+                if listener is not None and (untold or name in self._begins):
                     self._tell(listener, untold, now)
+                    self._has_untold = self._has_untold or bool(untold) or name in self._begins
 
     def _check_departures(self, now: float) -> None:
         """Of the sessions that were to leave, some have, and some did not get away."""
