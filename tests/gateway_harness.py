@@ -97,7 +97,7 @@ class Trunk:
             moved = True
             if self.to_broker:
                 self.step_to_broker()
-            if self.up and self.ours.inbox:
+            if self.ours.inbox:
                 self.step_to_gateway()
         return moved
 

@@ -81,7 +81,7 @@ class World:
 def world_with_client(*, durable: bool = False, **connect: object) -> tuple[World, MqttClient, MqttClient]:
     world = World(durable=durable)
     publisher = world.gateway.mqtt_client("c", "publisher")
-    client = world.gateway.mqtt_client("a", "client", **connect)
+    client = world.gateway.mqtt_client("a", "client", MQTT_5, **connect)
     client.subscribe("t/#", 2)
     world.run()
     return world, client, publisher
