@@ -188,6 +188,8 @@ class Controller(LinkUser):
         self.entries[node.name] = entry
         entry.node = node
         entry.link = link
+        entry.ranking = ()  # what it was told on another link may be lost
+        entry.ranked_for = ()
         entry.state = "up"
         entry.changed_at = now
         self.detector.watch(node.name, now)
@@ -326,9 +328,14 @@ class Controller(LinkUser):
                 )
             )
         self._gather_strays(now)
+        places = tuple((broker.name, broker.draining) for broker in network.brokers)
         for gateway in network.gateways:
             entry = self.entries[gateway.name]
-            ranked = ranking(gateway, network.brokers, self.settings.policy.groups_ms)
+            made_of = (places, entry.measurements_taken, len(gateway.latency_ms))
+            ranked = entry.ranking
+            if made_of != entry.ranked_for and entry.link is not None:
+                entry.ranked_for = made_of
+                ranked = ranking(gateway, network.brokers, self.settings.policy.groups_ms)
             home = homes.get(entry.name, entry.home)
             if (ranked != entry.ranking or home != entry.home) and entry.link is not None:
                 entry.ranking = ranked

@@ -50,6 +50,9 @@ class Entry:
         self.report_at = 0.0
         self.home = ""
         self.ranking: tuple[str, ...] = ()
+        self.ranked_for: tuple[object, ...] = ()
+        """What the ranking was made of: it is made again only when that changed."""
+        self.measurements_taken = 0
         self.held_until = 0.0
         """Until when the automatic reconfiguration leaves this gateway where somebody put it by hand."""
         self.failed_moves = 0
@@ -118,6 +121,7 @@ class Entry:
         for facts in report.clients:
             self.clients[facts.client] = facts
         news = False
+        self.measurements_taken += len(report.measurements)
         for measurement in report.measurements:
             known = self.measured.get(measurement.target)
             news = news or known is None or (known.quality.loss >= 1.0) != (measurement.loss >= 1.0)

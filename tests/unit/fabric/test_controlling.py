@@ -188,7 +188,7 @@ def test_an_order_to_a_broker_that_the_gateway_has_not_heard_of_follows_over_the
     move = net.controller.move("far", net.now, gateway="g")
     net.machines["controller"].flush()
     net.run(0.5)
-    assert move.state == "ordered"
+    assert gateway.home == "near"
     net.run_until(lambda: gateway.home == "far", "moved over the link", 3.0)
     net.run(0.5)
     assert move.state == "done"
@@ -449,6 +449,20 @@ def test_an_order_that_a_broken_link_swallowed_is_given_again() -> None:
     net.run_until(lambda: gateway.clients["g-0"] == "far", "moved after all")
     net.run(1.0)
     assert move.state == "done"
+
+
+def test_a_gateway_whose_link_is_new_is_told_its_ranking_again() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    assert gateway.assignments[-1].ranking == ("near", "far")
+    gateway.assignments.clear()
+    net.run(60.0)
+    assert not gateway.assignments, "nothing changed, nothing is said"
+    gateway.registration.link.close("the link breaks")  # type: ignore[union-attr]
+    net.machines["g"].flush()
+    net.run(30.0)
+    assert [assignment.ranking for assignment in gateway.assignments] == [("near", "far")]
 
 
 def test_what_cannot_be_is_refused_with_a_reason() -> None:
