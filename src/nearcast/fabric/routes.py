@@ -14,11 +14,11 @@ users then say again what was not confirmed. A broker that cannot pass a piece o
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING, Final
 
-from nearcast.fabric import frames
+from nearcast.fabric import frames, graph
 from nearcast.fabric.frames import frame
+from nearcast.fabric.graph import MAX_HOPS, Advert, Graph
 from nearcast.fabric.links import Link
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.mqtt.access import Peer as TransportPeer
@@ -28,21 +28,17 @@ from nearcast.mqtt.records import Fields, blob, number
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
 
-MAX_HOPS: Final = 16
-MAX_BROKERS: Final = 16_384
-
 WINDOW_BYTES: Final = 4_194_304
 """Bytes of a relayed stream that may be under way in one direction. Below this, throughput follows the distance."""
 
 PIECE_BYTES: Final = 65_536
-RELAYED_BYTES: Final = 67_108_864
+RELAYED_BYTES: Final = 33_554_432
 """Output that may wait on a link before pieces of others' streams are refused there."""
 
 ADVERTISE_S: Final = 0.25
 """Least time between two adverts: links that come up together are told of together."""
 
 REFRESH_S: Final = 300.0
-EXPIRE_S: Final = 1_000.0
 LOOK_S: Final = 0.5
 FIRST_RETRY_S: Final = 0.5
 LAST_RETRY_S: Final = 10.0
@@ -56,26 +52,6 @@ FEW_NEIGHBOURS: Final = 8
 _DATA: Final = 0
 _TAKEN: Final = 1
 _CLOSED: Final = 2
-
-
-class Advert:
-    """What a broker says of itself: its neighbours with the distance in milliseconds, and its address.
-
-    It is told with its age, so that one who is gone is forgotten however often it was told of.
-    """
-
-    def __init__(
-        self, name: str, version: int, address: str, neighbours: dict[str, int], fields: bytes, said_at: float
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.address = address
-        self.neighbours = neighbours
-        self.fields = fields
-        self.said_at = said_at
-
-    def frame(self, now: float) -> bytes:
-        return frame(frames.NEIGHBOURS, number(max(0, int(now - self.said_at))), self.fields)
 
 
 class Relay:
@@ -140,12 +116,11 @@ class Routes(Part):
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self.address = ""
-        self._adverts: dict[str, Advert] = {}
+        self.graph = Graph(fabric.name)
         self._told: dict[str, int] = {}
         self._told_address = ""
         self._advertised_at = -FOREVER
         self._changed = False
-        self._ways: dict[str, list[str]] | None = None
         self._relays: dict[tuple[str, int], Relay] = {}
         self._retry_at: dict[str, float] = {}
         self._retry_s: dict[str, float] = {}
@@ -170,7 +145,7 @@ class Routes(Part):
 
     def known(self) -> list[str]:
         """Every broker that was heard of lately, this one included."""
-        return sorted(self._adverts)
+        return sorted(self.graph.adverts)
 
     # --- who has links to whom ------------------------------------------------------------------------------------------
 
@@ -181,19 +156,19 @@ class Routes(Part):
         if peer.link is None or peer.link.relayed:
             return
         self._changed = True
-        self._ways = None
+        self.graph.changed()
         self._tell_seen(peer, False)
 
     def _tell_seen(self, peer: Peer, ask: bool) -> None:
         """Say what was heard here. Both ends do when a link comes up; later, whoever says it asks for the other's."""
-        seen = [number(1 if ask else 0), number(len(self._adverts))]
-        for advert in self._adverts.values():
+        seen = [number(1 if ask else 0), number(len(self.graph.adverts))]
+        for advert in self.graph.adverts.values():
             seen.append(blob(advert.name.encode("utf-8")) + number(advert.version))
         peer.send(frame(frames.NEIGHBOURS_SEEN, *seen))
 
     def peer_down(self, peer: Peer, now: float) -> None:
         self._changed = self._changed or peer.name in self._told
-        self._ways = None
+        self.graph.changed()
         self._next_look = 0.0
         for relay in self.relays:
             if relay.way[1] == peer.name:
@@ -221,49 +196,37 @@ class Routes(Part):
         for _ in range(fields.number()):
             name = fields.blob().decode("utf-8")
             theirs[name] = fields.number()
-        for advert in self._adverts.values():
+        for advert in self.graph.adverts.values():
             if advert.version > theirs.get(advert.name, 0) and advert.name != peer.name:
                 peer.send(advert.frame(now))
 
     def _hear(self, peer: Peer, content: bytes, now: float) -> None:
-        fields = Fields(content)
-        age_s = fields.number()
-        start = fields.position
-        name = fields.blob().decode("utf-8")
-        version = fields.number()
-        address = fields.blob().decode("utf-8")
-        neighbours: dict[str, int] = {}
-        for _ in range(fields.number()):
-            neighbour = fields.blob().decode("utf-8")
-            neighbours[neighbour] = fields.number()
-        known = self._adverts.get(name)
+        advert = graph.read(content, now)
+        name = advert.name
+        known = self.graph.adverts.get(name)
         if name == self._fabric.name:
-            if version > (known.version if known is not None else 0):
+            if advert.version > (known.version if known is not None else 0):
                 # What we said in an earlier life, with a clock that was ahead: say the truth above it.
-                self._fabric.seen_stamp(version)
+                self._fabric.seen_stamp(advert.version)
                 self._changed = True
             return
-        if known is not None and known.version >= version:
+        if not self.graph.is_welcome(advert, now):
             return
-        if age_s > EXPIRE_S or (known is None and len(self._adverts) >= MAX_BROKERS):
-            return
-        advert = Advert(name, version, address, neighbours, content[start:], now - age_s)
-        self._adverts[name] = advert
-        if known is None or known.neighbours != neighbours:
-            self._ways = None
+        self.graph.put(advert)
+        if known is None or known.neighbours != advert.neighbours:
             self._next_look = 0.0
-        if known is None or known.address != address:
+        if known is None or known.address != advert.address:
             self._dial(advert, now)
         self._pass_on(advert, peer.name, now)
         if known is not None and len(self._told) > FEW_NEIGHBOURS:
             # Whoever was to hear things from the other end of a link that broke may have missed some.
-            for lost in known.neighbours.keys() - neighbours.keys():
+            for lost in known.neighbours.keys() - advert.neighbours.keys():
                 other = self._fabric.peers.get(lost)
                 if other is not None and self.direct_link(lost) is not None:
                     self._tell_seen(other, True)
 
     def _pass_on(self, advert: Advert, came_from: str, now: float) -> None:
-        sender = self._adverts.get(came_from)
+        sender = self.graph.adverts.get(came_from)
         neighbours = self._neighbours()
         have_it = sender.neighbours if sender is not None and len(neighbours) > FEW_NEIGHBOURS else {}
         for peer in neighbours:
@@ -286,8 +249,7 @@ class Routes(Part):
             self._fabric.dial(advert.address, now, advert.name)
 
     def _drop(self, name: str) -> None:
-        if self._adverts.pop(name, None) is not None:
-            self._ways = None
+        self.graph.drop(name)
         address = self._dialed.pop(name, "")
         if address:
             self._fabric.forget_address(address)
@@ -308,14 +270,9 @@ class Routes(Part):
         self._told_address = self.address
         self._changed = False
         self._advertised_at = now
-        self._ways = None
-        version = fabric.stamp(now)
-        fields = [blob(fabric.name.encode("utf-8")), number(version), blob(self.address.encode("utf-8"))]
-        fields.append(number(len(distances)))
-        for name, distance in distances.items():
-            fields.append(blob(name.encode("utf-8")) + number(distance))
-        advert = Advert(fabric.name, version, self.address, distances, b"".join(fields), now)
-        self._adverts[fabric.name] = advert
+        self.graph.changed()
+        advert = graph.written(fabric.name, fabric.stamp(now), self.address, distances, now)
+        self.graph.put(advert)
         for peer in self._neighbours():
             peer.send(advert.frame(now))
 
@@ -333,32 +290,8 @@ class Routes(Part):
         return False
 
     def ways(self) -> dict[str, list[str]]:
-        """The shortest way to every broker that can be reached, both ends included; a link counts if both its ends say so."""
-        found = self._ways
-        if found is not None:
-            return found
-        me = self._fabric.name
-        found = {me: [me]}
-        queue: list[tuple[int, int, str, list[str]]] = []
-        for name, distance in self._distances().items():
-            heapq.heappush(queue, (distance, 1, name, [me, name]))
-        while queue:
-            distance, hops, name, way = heapq.heappop(queue)
-            if name in found:
-                continue
-            found[name] = way
-            advert = self._adverts.get(name)
-            if advert is None or hops >= MAX_HOPS:
-                continue
-            for neighbour, step in advert.neighbours.items():
-                if neighbour in found:
-                    continue
-                back = self._adverts.get(neighbour)
-                if back is not None and name in back.neighbours:
-                    # A millisecond for each broker on the way: they have other things to do.
-                    heapq.heappush(queue, (distance + step + 1, hops + 1, neighbour, [*way, neighbour]))
-        self._ways = found
-        return found
+        """The shortest way to every broker that can be reached, both ends included."""
+        return self.graph.ways(self._distances())
 
     # --- streams --------------------------------------------------------------------------------------------------------
 
@@ -475,9 +408,8 @@ class Routes(Part):
         if self._is_news(now):
             self._changed = True
         self.settle(now)
-        for advert in list(self._adverts.values()):
-            if now - advert.said_at > EXPIRE_S and advert.name != self._fabric.name:
-                self._drop(advert.name)
+        for name in self.graph.expired(now):
+            self._drop(name)
         ways = self.ways()
         for relay in self.relays:
             link = relay.link
@@ -495,13 +427,7 @@ class Routes(Part):
 
     def _stands(self, way: list[str]) -> bool:
         """Whether all links of a way are there, as far as is known here."""
-        if self.direct_link(way[1]) is None:
-            return False
-        for place in range(1, len(way) - 1):
-            advert = self._adverts.get(way[place])
-            if advert is None or way[place + 1] not in advert.neighbours:
-                return False
-        return True
+        return self.direct_link(way[1]) is not None and self.graph.stands(way)
 
     def _ask_for(self, name: str, way: list[str], now: float) -> None:
         """Open a stream to a broker that only others reach, unless it is being dialled, or it is the other end's to open."""
