@@ -56,6 +56,16 @@ def test_random_faults_added_to_it_break_nothing(folder: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_the_fabric_loses_nothing_while_clients_are_moved(folder: Path) -> None:
+    (folder / "regions.toml").write_text(block("toml", "# regions.toml\n"))
+    run = simulate(folder, "regions.toml")
+    assert run.returncode == 0, run.stdout + run.stderr
+    moved = re.search(r"moved: (\d+)", run.stdout)
+    assert moved is not None
+    assert int(moved[1]) > 5
+    assert "lost: 0" in run.stdout
+
+
 def test_the_lease_fails_as_shown(folder: Path) -> None:
     run = simulate(folder, "lease.toml", "--seeds", "20", "--shrink", "--jobs", "1")
     assert run.returncode == 1, run.stderr

@@ -185,8 +185,10 @@ class FabricLedger(Ledger):
             return
         self._broker_died_s[broker] = self._now()
         self.disturbances += 1
-        if not self._everything_durable:
-            for known in self._subscribers.values():
+        for known in self._subscribers.values():
+            # Of a session that ends with its connection no journal knows: a broker that dies takes it with it, and the gateway
+            # begins another one.
+            if not known.promised:
                 held = self._held(known)
                 self._excusable.update((known.client.name, key) for key in known.owed if key not in held)
 
