@@ -43,7 +43,6 @@ RETAINED: Final = 31
 PRESENCE: Final = 35
 SESSION_ASK: Final = 36
 SESSION_ANSWER: Final = 37
-SESSION_TAKEN: Final = 38
 
 # A session moves (nearcast.fabric.handover).
 SHADOW: Final = 40
