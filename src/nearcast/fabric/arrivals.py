@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.departures import WITHOUT_CLIENT
+from nearcast.fabric.departing import WITHOUT_CLIENT
 from nearcast.fabric.fences import Reached, stretch
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Peer

@@ -11,11 +11,21 @@ something meanwhile: then its connection goes on as before until the new broker 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.fences import Reached
+from nearcast.fabric.departing import (
+    CATCHING_UP,
+    FROZEN,
+    PREPARING,
+    READY,
+    WITHOUT_CLIENT,
+    Departure,
+    abandon_frame,
+    discard,
+    reached_fields,
+    send_owed,
+)
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Peer
 from nearcast.fabric.session_state import Agreement, encode_connection, encode_session, encode_subscriptions
@@ -26,24 +36,14 @@ from nearcast.mqtt.access import Peer as TransportPeer
 from nearcast.mqtt.connection import CLOSED, Connection
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.records import Fields, blob, number, text
-from nearcast.mqtt.session import Pending, Session
+from nearcast.mqtt.session import Session
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
     from nearcast.fabric.handover import Handover
 
-PREPARING: Final = 1
-CATCHING_UP: Final = 2
-READY: Final = 3
-FROZEN: Final = 4
-
-#: Of SHADOW: the client is away, so nobody will say FREEZE or ADOPT.
-WITHOUT_CLIENT: Final = 1
-
 STATE_PIECE_BYTES: Final = 262_144
 """A session travels in frames of this size."""
-
-NO_LIMIT_BYTES: Final = 1 << 62
 
 LOST_LATELY_S: Final = 30.0
 """A broker that was lost may be back within this time, with messages that it numbered for the client's old broker alone.
@@ -54,43 +54,6 @@ UNREACHABLE_TIMES: Final = 6
 
 ASK_AGAIN_S: Final = 0.1
 """How long the old broker waits before it asks the same again: for a broker that only one of the two reaches."""
-
-
-class Departure:
-    """One session on its way out."""
-
-    def __init__(self, move: int, session: Session, target: str, channel: Channel | None, now: float) -> None:
-        self.move = move
-        self.session = session
-        self.target = target
-        self.channel = channel
-        self.state = PREPARING
-        self.deadline = now
-        self.ask_again_at = now
-        self.asked: set[str] = set()
-        self.round = 0
-        self.told = b""
-        #: Every broker that knows of the new broker's interest, and its sequence when it did.
-        self.members: dict[str, int] = {}
-        self.said_ready = False
-        self.freeze_asked = False
-        # Once FROZEN: what the new broker gets, where the client's later messages are, how many were in the queue.
-        self.agreement = b""
-        self.content = b""
-        self.buffer: Buffer | None = None
-        self.waiting: Waiting | None = None
-        self.queued_before = 0
-        self.abandoned = False
-        #: Read from the journal: the new broker is to be asked what it has.
-        self.recovered = False
-        #: Until when that broker may be out of reach before the session counts as left here.
-        self.ask_until = 0.0
-        #: The channel on which the gateway brings the client back.
-        self.returning: Channel | None = None
-
-    @property
-    def without_client(self) -> bool:
-        return self.channel is None and not self.agreement
 
 
 class Departures:
@@ -261,9 +224,9 @@ class Departures:
         connection = session.connection
         if connection is not None:
             self._fabric.interest.answer(connection)
-            self._send_owed(connection, session, now)
+            send_owed(self._engine, connection, session, now)
             departure.agreement = encode_connection(connection)
-        reached = self._reached(session)
+        reached = reached_fields(self._fabric, self._handover.fences, session)
         content = encode_session(self._fabric, session, now)
         departure.content = b"".join((blob(departure.agreement), reached, blob(content)))
         self._detach(departure, connection, now)
@@ -276,28 +239,6 @@ class Departures:
         session.departing_to = target
         if session.durable:
             self._engine.effects.records.append(records.departing(session.number, move, target))
-
-    def _send_owed(self, connection: Connection, session: Session, now: float) -> None:
-        """Retained QoS 0 messages that waited for room go out now: the new broker does not know that they are owed."""
-        if connection.owed_retained is not None:
-            connection.congested = False
-            connection.max_output_bytes = NO_LIMIT_BYTES
-            self._engine.requests.send_owed(connection, session, now)
-
-    def _reached(self, session: Session) -> bytes:
-        """How far the client's messages of every origin have come; what it had before it came here counts, too."""
-        fabric = self._fabric
-        ours = fabric.engine.router.next_sequence - 1
-        parts = [blob(fabric.name.encode("utf-8")) + number(ours) + number(ours)]
-        for peer in fabric.peers.values():
-            reliable = peer.received
-            unreliable = peer.received_unreliable
-            before: Reached | None = self._handover.fences.of(peer.name, session.number)
-            if before is not None:
-                reliable = max(reliable, before.reliable)
-                unreliable = max(unreliable, before.unreliable)
-            parts.append(blob(peer.name.encode("utf-8")) + number(reliable) + number(unreliable))
-        return number(len(parts)) + b"".join(parts)
 
     def _detach(self, departure: Departure, connection: Connection | None, now: float) -> None:
         session = departure.session
@@ -334,7 +275,7 @@ class Departures:
         if peer is None or departure.abandoned:
             return
         if departure.recovered:
-            peer.send(_abandon(departure.move, "the old broker crashed"))
+            peer.send(abandon_frame(departure.move, "the old broker crashed"))
             return
         content = departure.content
         pieces = max(1, -(-len(content) // STATE_PIECE_BYTES))
@@ -358,7 +299,7 @@ class Departures:
             for kept in departure.buffer.take():
                 if kept.terms.via:
                     passed_on.append((kept.terms.via, kept.publication))
-        self._discard(session, departure.queued_before)
+        discard(session, departure.queued_before)
         session.connection = None
         session.will = None
         self._engine.sessions.end(session, now)
@@ -366,29 +307,6 @@ class Departures:
             self._engine.router.pass_on(topic_filter, publication, now)
         if departure.returning is not None:
             departure.returning.refuse(move, f"the client is at {departure.target}")
-
-    def _discard(self, session: Session, queued_before: int) -> None:
-        """Forget the messages that went along with the session, and those that the new broker gets by itself."""
-        stats = self._engine.stats
-        stats.inflight_messages -= len(session.inflight)
-        session.inflight = {}
-        session.inflight_bytes = 0
-        queue = session.queue
-        if queue is None:
-            return
-        kept: deque[Pending] = deque()
-        messages = 0
-        size = 0
-        for index, pending in enumerate(queue):
-            if index >= queued_before and pending.terms.via:
-                kept.append(pending)
-                messages += pending.count
-                size += pending.count * pending.publication.stride
-        stats.queued_messages -= session.queued_messages - messages
-        stats.queued_bytes -= session.queued_bytes - size
-        session.queue = kept
-        session.queued_messages = messages
-        session.queued_bytes = size
 
     def refused(self, peer: Peer, move: int, reason: str, now: float) -> None:
         """The new broker does not have the session, and will not."""
@@ -408,7 +326,7 @@ class Departures:
         self.failed += 1
         peer = self._fabric.peers.get(departure.target)
         if peer is not None:
-            peer.send(_abandon(departure.move, reason))
+            peer.send(abandon_frame(departure.move, reason))
         channel = departure.channel
         if channel is not None:
             channel.fail(departure.move, reason)
@@ -432,7 +350,7 @@ class Departures:
         if departure.abandoned or peer is None or not peer.up:
             self._thaw(departure, now)
         else:
-            peer.send(_abandon(departure.move, "the client came back"))
+            peer.send(abandon_frame(departure.move, "the client came back"))
 
     def _thaw(self, departure: Departure, now: float) -> None:
         """The session stays after all, as it was."""
@@ -510,7 +428,7 @@ class Departures:
         self._forget(departure)
         peer = self._fabric.peers.get(departure.target)
         if peer is not None:
-            peer.send(_abandon(departure.move, "the client connected again"))
+            peer.send(abandon_frame(departure.move, "the client connected again"))
         if departure.returning is not None:
             departure.returning.refuse(departure.move, "the client connected again")
 
@@ -552,8 +470,3 @@ class Departures:
             if departure.state != FROZEN:
                 deadline = min(deadline, departure.ask_again_at)
         return deadline
-
-
-def _abandon(move: int, reason: str) -> bytes:
-    """The old broker's ABANDON: the new one is not to have the session; what does it have?"""
-    return frame(frames.ABANDON, number(move), number(1), blob(reason.encode("utf-8")))

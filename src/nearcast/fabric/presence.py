@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.departures import FROZEN, Departure
+from nearcast.fabric.departing import FROZEN, Departure
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.mqtt import reasons
