@@ -161,6 +161,7 @@ class Publication:
                 one = build(self.topic, payload, self.qos, self.retain, self.properties, self.expires_at)
                 one.sequence = self.sequence + index
                 one.origin = self.origin
+                one.stamp = self.stamp
                 singles.append(one)
             return singles
         found: list[Publication] = []
