@@ -244,6 +244,10 @@ class Links:
             "fabric_subacks_late": (fabric.interest.late_answers, "SUBACKs sent before every other broker had answered."),
             "fabric_takeovers": (fabric.presence.takeovers, "Connections ended because their client connected elsewhere."),
             "fabric_sessions_given": (fabric.presence.given, "Sessions that followed their client to another broker."),
+            "fabric_moves_out": (fabric.handover.departures.moved, "Sessions handed over to another broker."),
+            "fabric_moves_in": (fabric.handover.arrivals.installed, "Sessions taken over from another broker."),
+            "fabric_moves_failed": (fabric.handover.departures.failed, "Sessions that were to leave and stayed."),
+            "fabric_moves_back": (fabric.handover.departures.thawed, "Clients brought back because their new broker failed."),
         }
 
     def by_broker(self) -> dict[str, tuple[str, dict[str, float]]]:
