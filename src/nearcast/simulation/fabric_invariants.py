@@ -9,7 +9,8 @@ differences:
 - Order is that of the brokers a message went through: what a client published before it was moved may come, at a third
   broker, after what it published at its new one.
 - Behind a gateway, a broker that dies takes nothing down but itself: the gateway goes on with another one. What was not
-  acknowledged then is sent again there, so it may come twice at any QoS but 0, and later than what was sent after it.
+  acknowledged then is sent again there, so it may come twice at any QoS but 0, and later than what was sent after it. What
+  waited for the client at the dead broker may be lost, and subscriptions from before the client's connection with it.
 
 And for the brokers among themselves:
 
@@ -186,9 +187,9 @@ class FabricLedger(Ledger):
         self._broker_died_s[broker] = self._now()
         self.disturbances += 1
         for known in self._subscribers.values():
-            # Of a session that ends with its connection no journal knows: a broker that dies takes it with it, and the gateway
-            # begins another one.
-            if not known.promised:
+            # Of a session that ends with its connection no journal knows. One that a gateway began anew elsewhere gets what
+            # the dead broker had only if that comes back in time.
+            if not known.promised or self._is_behind_gateway(known.client):
                 held = self._held(known)
                 self._excusable.update((known.client.name, key) for key in known.owed if key not in held)
 
@@ -237,13 +238,14 @@ class FabricLedger(Ledger):
     def _check_subscriber(self, known: Subscriber) -> None:
         name = known.client.name
         sessions = self._fabric.sessions_of(name)
+        resumed = self._is_behind_gateway(known.client) and bool(self._broker_died_s)
         if not sessions:
-            if known.kept and known.confirmed:
+            if known.kept and known.confirmed and not resumed:
                 raise InvariantViolated(f"the session of {name} is gone", [known.client.host])
             self._excuse(known)
             return
         self._place(known)
-        for wanted in known.client.subscribe if known.kept and known.confirmed else ():
+        for wanted in known.client.subscribe if known.kept and known.confirmed and not resumed else ():
             if all(wanted.filter not in session.subscriptions for _, session in sessions):
                 hosts: list[Host | str] = [broker.host for broker, _ in sessions]
                 raise InvariantViolated(f"the subscription of {name} to {wanted.filter} is gone", hosts)
