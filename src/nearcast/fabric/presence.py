@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 65_536
 PIECE_S: Final = 0.005
 LOOK_S: Final = 0.05
-MAX_QUESTIONS: Final = 4
+MAX_QUESTIONS: Final = 16
 """Brokers that are asked for one session, one after the other, when each says that it moved on."""
 
 MAX_NEWS: Final = 1_000
@@ -367,7 +367,11 @@ class Presence(Part):
         elif self._is_arriving(client_id):
             claim.coming = True
         else:
-            self._let_in(claim, now)
+            there = self._holder(client_id)
+            if answer == NONE and there is not None and there is not peer and claim.questions < MAX_QUESTIONS:
+                self._ask(claim, there)
+            else:
+                self._let_in(claim, now)
 
     def _let_in(self, claim: Claim, now: float) -> None:
         self._over(claim)
@@ -411,7 +415,7 @@ class Presence(Part):
         claim = self._claims.get(client_id)
         if claim is not None:
             if claim.asked == peer.name and question.stamp > claim.stamp and self._knows_nothing(client_id):
-                self._answer(peer, question, NONE)  # each thought that the other had it
+                self._answer_absent(peer, question)  # each thought that the other had it
             else:
                 claim.others[peer.name] = question  # first ours, whoever is later
             return
