@@ -128,7 +128,9 @@ class Arrivals:
                 continue
             if interest.confirmed.get(peer.name, -1) < arrival.version:
                 return
-            parts.append(blob(peer.name.encode("utf-8")) + number(interest.confirmed_at[peer.name]))
+            # Filters that were known before: what the peer sent until now came past the shadow, and the old broker must have it.
+            passed = max(interest.confirmed_at[peer.name], peer.received, peer.received_unreliable)
+            parts.append(blob(peer.name.encode("utf-8")) + number(passed))
         arrival.answered = True
         peer = fabric.peers[arrival.origin]
         peer.send(frame(frames.SHADOWED, number(arrival.move), number(arrival.round), number(len(parts)), *parts))
