@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import threading
+import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nearcast.config import Listener
 from nearcast.fabric.gateway import Gateway
@@ -59,6 +61,13 @@ class NearcastGateway(NearcastBroker):
     def own_metric(self, name: str) -> float:
         """One of the gateway's own figures."""
         return self.metrics()[f"nearcast_gateway_{name}"]
+
+    def health(self) -> dict[str, Any]:
+        try:
+            return super().health()
+        except urllib.error.HTTPError as error:  # 503: there is no broker
+            found: dict[str, Any] = json.loads(error.read())
+            return found
 
     def there(self, count: int = 1) -> bool:
         """Whether so many brokers are there."""

@@ -36,6 +36,9 @@ LAST_RETRY_S: Final = 15.0
 DRAIN_S: Final = 1.0
 """How long an old broker may take to answer what the client sent before the move; then it is sent again to the new one."""
 
+ASKED_S: Final = 0.25
+"""How long a connection must last to show that a broker is alive."""
+
 ROOM_BYTES: Final = 1_048_576
 
 
@@ -149,6 +152,7 @@ class PlainGateway(Gateway):
         self._replacing: dict[PlainUpstream, None] = {}
         self._leaving: dict[PlainUpstream, None] = {}
         self._held: dict[PlainUpstream, None] = {}
+        self._asking: dict[_Asking, None] = {}
 
     # --- what the driver calls ------------------------------------------------------------------------------------------
 
@@ -168,10 +172,11 @@ class PlainGateway(Gateway):
         was_down, broker.down = broker.down, False
         upstream = dial.upstream
         wanted = upstream is not None and not upstream.closed
-        if isinstance(upstream, _Asking):
-            upstream.close("answered")
-            upstream.tunnel.end(f"closed by {broker.name}", now)
-            wanted = False
+        if isinstance(upstream, _Asking) and wanted:
+            # A process that is being killed may still have this one accepted: it counts when it stays.
+            upstream.handle = handle
+            upstream.since = now
+            self._asking[upstream] = None
         elif upstream is not None and wanted:
             upstream.handle = handle
             if upstream.replay is not None:
@@ -230,6 +235,11 @@ class PlainGateway(Gateway):
         if upstream.closed:
             return
         tunnel = upstream.tunnel
+        if isinstance(upstream, _Asking):
+            self._asking.pop(upstream, None)
+            self._went_down(upstream.to, now)
+            self._gave_up(upstream, f"{upstream.broker} was lost", now)
+            return
         if upstream in self._replacing:
             self._gave_up(upstream, f"{upstream.broker} closed the connection", now)
             return
@@ -262,6 +272,10 @@ class PlainGateway(Gateway):
                 return broker
             if best is None or self._distance(broker) < self._distance(best):
                 best = broker
+        if best is not None and not but:
+            # All clients of a gateway are at one broker as long as it is there: brokers that do not forward to each other are
+            # worlds of their own, and a measurement that wavers must not part those who talk to each other.
+            self.choice.home = best.name
         return best
 
     def _distance(self, broker: PlainBroker) -> tuple[float, int]:
@@ -340,6 +354,8 @@ class PlainGateway(Gateway):
     def move(self, target: str, now: float, client: str = "", origin: str = "", number: int = 0, per_second: float = 0) -> int:
         moved = 0
         broker = next((broker for broker in self.brokers if broker.name == target), None)
+        if broker is not None and not client and not origin:
+            self.choice.home = target
         for tunnel in list(self.tunnels):
             upstream = tunnel.upstream
             mirror = tunnel.mirror
@@ -528,6 +544,11 @@ class PlainGateway(Gateway):
         for old in list(self._leaving):
             if now - old.since >= DRAIN_S:
                 self._left(old, now)
+        for asking in list(self._asking):
+            if now - asking.since >= ASKED_S:
+                del self._asking[asking]
+                asking.close("answered")
+                asking.tunnel.end(f"closed by {asking.broker}", now)
         for upstream in list(self._held):
             if upstream.closed or upstream.tunnel.upstream is not upstream:
                 del self._held[upstream]
@@ -551,6 +572,9 @@ class PlainGateway(Gateway):
             break
         for old in self._leaving:
             deadline = min(deadline, old.since + DRAIN_S)
+            break
+        for asking in self._asking:
+            deadline = min(deadline, asking.since + ASKED_S)
             break
         for upstream in self._held:
             deadline = min(deadline, upstream.since + DRAIN_S)
