@@ -128,7 +128,7 @@ class Arrivals:
                 continue
             if interest.confirmed.get(peer.name, -1) < arrival.version:
                 return
-            # Filters that were known before: what the peer sent until now came past the shadow, and the old broker must have it.
+            # Where filters were known before, what the peer sent came past the shadow: the old broker must have it.
             passed = max(interest.confirmed_at[peer.name], peer.received, peer.received_unreliable)
             parts.append(blob(peer.name.encode("utf-8")) + number(passed))
         arrival.answered = True
