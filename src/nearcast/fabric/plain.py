@@ -153,6 +153,7 @@ class PlainGateway(Gateway):
         self._leaving: dict[PlainUpstream, None] = {}
         self._held: dict[PlainUpstream, None] = {}
         self._asking: dict[_Asking, None] = {}
+        self._retired: dict[str, PlainBroker] = {}
 
     # --- what the driver calls ------------------------------------------------------------------------------------------
 
@@ -344,10 +345,24 @@ class PlainGateway(Gateway):
             broker.place = place
             self.brokers.append(broker)
         self._probe_at = now
+        for address, broker in before.items():
+            self._retired[address] = broker
+        for address, _ in addresses:
+            self._retired.pop(address, None)
+        self._retire(now)
+
+    def _retire(self, now: float) -> None:
+        """Move clients away from brokers that are no longer named, until nobody is left there."""
         target = self._best()
-        for broker in before.values():
-            if target is not None and broker.clients:
+        for address, broker in list(self._retired.items()):
+            if not broker.clients:
+                del self._retired[address]
+            elif target is not None:
                 self.move(target.name, now, origin=broker.name)
+
+    def _look(self, now: float) -> None:
+        super()._look(now)
+        self._retire(now)
 
     # --- moves ----------------------------------------------------------------------------------------------------------
 
