@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ class Brokers:
         """Wait until these all have links to each other."""
         for name in names:
             others = [other for other in names if other != name]
-            wait_for(f"{name} meeting {others}", lambda name=name, others=others: self.by_name[name].sees(*others))
+            wait_for(f"{name} meeting {others}", partial(self.by_name[name].sees, *others))
 
     def close(self) -> None:
         self._stack.close()
