@@ -279,6 +279,7 @@ class Registration(LinkUser):
         self._report_interval_s = report_interval_s
         self._report_at = FOREVER
         self._urgent = False
+        self._leaving = False
         self._measurements: dict[str, Measurement] = {}
         self._reported: dict[str, Measurement] = {}
         self._orders: dict[int, None] = {}
@@ -294,6 +295,7 @@ class Registration(LinkUser):
 
     def leave(self, now: float) -> None:
         """Tell the controller that this node stops."""
+        self._leaving = True
         if self.link is not None:
             self.link.send(pack(frames.DEREGISTER, Leaving(self.registrant.leaves_for_good())))
 
@@ -311,6 +313,8 @@ class Registration(LinkUser):
         self.name = node.name
         self.rules = node.classes if node.classes.stamp >= self.rules.stamp else self.rules
         link.send(pack(frames.REGISTER, msgspec.structs.replace(node, classes=self.rules)))
+        if self._leaving:
+            self.leave(now)  # what was said on the link before is forgotten with it
         self._orders.clear()
         self._measurements |= self._reported
         self._reported.clear()
@@ -402,6 +406,7 @@ class Registration(LinkUser):
     def _report(self, now: float) -> None:
         link = self.link
         if link is None or not link.connection.has_room():
+            self._report_at = now + NEWS_S
             return
         self._urgent = False
         self._report_at = now + self._report_interval_s

@@ -183,8 +183,8 @@ class Controller(LinkUser):
             before.close("a newer link of the same name took over")
         if entry is None or entry.node.role != node.role or not entry.usable or entry.node.epoch != node.epoch:
             known, entry = entry, Entry(node, now)
-            entry.draining = known is not None and known.draining and known.is_broker
-        entry.draining = entry.draining or node.draining
+            # What a person said here counts; a controller that knows nothing of the broker yet learns it from it.
+            entry.draining = node.draining if known is None else known.draining and known.is_broker
         self.entries[node.name] = entry
         entry.node = node
         entry.link = link
@@ -202,8 +202,8 @@ class Controller(LinkUser):
         link.send(pack(frames.MEMBERS, Members(whole=True, probing=self.monitor.settings, members=members)))
         if self.rules.stamp > node.classes.stamp:
             link.send(pack(frames.CLASSES, self.rules))
-        if entry.draining:
-            link.send(pack(frames.DRAIN, Drain(True)))
+        if entry.is_broker and entry.draining != node.draining:
+            link.send(pack(frames.DRAIN, Drain(entry.draining)))
 
     def _leave(self, entry: Entry, leaving: Leaving, now: float) -> None:
         """A node is going to stop. A broker says so to its gateways as well, and they move their clients by themselves; here
@@ -228,6 +228,8 @@ class Controller(LinkUser):
             entry.link.close("this node does not answer")
         wall = self.wall(now)
         if entry.is_broker:
+            for other in self.entries.values():
+                other.measured.pop(entry.name, None)
             self.moves.give_up_target(entry.name, wall)
             self._tell_others(entry, Members(gone=(Departure(entry.name, left=entry.for_good),)))
             self._run(now)
@@ -267,8 +269,8 @@ class Controller(LinkUser):
         self._order_due(now)
 
     def _failed(self, entry: Entry, move: Move, now: float) -> None:
-        self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
-        if not move.client:
+        if not move.client:  # what keeps one client says nothing of the others
+            self._avoid[(move.gateway, move.target)] = now + self.settings.retry_s
             entry.failed_moves += 1
             entry.rest_until = now + min(self.settings.retry_s, 2.0 ** min(entry.failed_moves, 10))
 
@@ -287,20 +289,30 @@ class Controller(LinkUser):
         }
         gateways = []
         for entry in self.gateways():
-            if entry.rest_until > now:
-                continue
-            if entry.held_until > now and entry.home in brokers and not brokers[entry.home].draining:
-                continue
             home = self.moves.target_of(entry.name) or entry.home
+            held = entry.held_until > now and entry.home in brokers and not brokers[entry.home].draining
+            if held or entry.rest_until > now:
+                if home in brokers:  # left where it is, where it is a load like any other
+                    busier = brokers[home].connections + max(1, entry.report.connections)
+                    brokers[home] = msgspec.structs.replace(brokers[home], connections=busier)
+                continue
             latency_ms = entry.latency_ms(now)
             for name in list(latency_ms):
                 if self._avoid.get((entry.name, name), 0.0) > now and name != home:
                     del latency_ms[name]
-            if home and home not in brokers and home not in self.entries:
-                brokers[home] = BrokerState(home)  # not known here (yet): left alone
+            if home and home not in brokers and self._is_unsure_of(home, entry):
+                brokers[home] = BrokerState(home)  # left alone
                 latency_ms.pop(home, None)
             gateways.append(GatewayState(entry.name, home, max(1, entry.report.connections), latency_ms))
         return Network(tuple(brokers.values()), tuple(gateways))
+
+    def _is_unsure_of(self, home: str, gateway: Entry) -> bool:
+        """Whether a broker may be there though it is no member: it was never seen here, or was given up before this gateway
+        came, which has clients there; the controller was cut off from both, and hears the gateway first."""
+        broker = self.entries.get(home)
+        if broker is None:
+            return True
+        return broker.changed_at < gateway.registered_at and gateway.report.brokers.get(home, 0) > 0
 
     def _run(self, now: float) -> None:
         """Reconfigure."""
@@ -339,12 +351,16 @@ class Controller(LinkUser):
             home = homes.get(entry.name, entry.home)
             if (ranked != entry.ranking or home != entry.home) and entry.link is not None:
                 entry.ranking = ranked
+                # An order that is under way over UDP is not taken back by this.
+                home = self.moves.target_of(entry.name) or home
                 entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=ranked)))
         self._order_due(now)
 
     def _gather_strays(self, now: float) -> None:
         """Clients that were moved by hand to a broker that is drained now go back to where their gateway is."""
         for entry in self.gateways():
+            if entry.rest_until > now:
+                continue
             home = self.moves.target_of(entry.name) or entry.home
             for name, count in entry.report.brokers.items():
                 broker = self.entries.get(name)
@@ -369,20 +385,21 @@ class Controller(LinkUser):
         return rate or self.settings.drain_clients_per_second
 
     def _order_due(self, now: float) -> None:
-        for move in self.moves.due(now, self.wall(now)):
-            entry = self.entries.get(move.gateway)
-            if entry is None or entry.link is None:
-                move.state = "waiting"
-                continue
-            if not move.client and entry.node.monitoring and not move.clients_per_second:
+        for move in self.moves.due(now, self.wall(now), self._is_linked):
+            entry = self.entries[move.gateway]
+            if not move.client and entry.node.monitoring and not move.clients_per_second and not move.repeated:
                 self.monitor.order(move.number, entry.node.monitoring, entry.name, move.target, self.epoch, now)
                 self._unacknowledged[move.number] = now + self.settings.acknowledge_s
             else:
                 self._order_over_link(entry, move)
 
+    def _is_linked(self, name: str) -> bool:
+        entry = self.entries.get(name)
+        return entry is not None and entry.link is not None
+
     def _order_over_link(self, entry: Entry, move: Move) -> None:
         if entry.link is not None:
-            home = entry.home if move.client or move.strays else move.target
+            home = self.moves.target_of(entry.name) or entry.home
             entry.link.send(pack(frames.ASSIGN, Assignment(home=home, ranking=entry.ranking, moves=(move.order(),))))
 
     # --- what people ask for --------------------------------------------------------------------------------------------
@@ -476,9 +493,9 @@ class Controller(LinkUser):
         if fault or topic_filter.startswith("$share/"):
             raise Refused(f"topic class of {topic_filter!r}: {fault or 'a shared subscription has none, its topics do'}")
         rules = list(self.rules.rules)
-        if len(rules) >= MAX_CLASS_RULES:
-            raise Refused(f"there are {MAX_CLASS_RULES} rules already")
         places = [place for place, rule in enumerate(rules) if rule.topic_filter == topic_filter]
+        if len(rules) >= MAX_CLASS_RULES and not places:
+            raise Refused(f"there are {MAX_CLASS_RULES:,} rules already: remove one first")
         rule = ClassRule(topic_filter, topic_class)
         if places:
             rules[places[0]] = rule
@@ -523,6 +540,9 @@ class Controller(LinkUser):
                 # One that is refused does not know the broker yet: word of it, and the order, are on the link.
                 self._unacknowledged.pop(event.number, None)
                 self.moves.accepted(event.number)
+        for number in [number for number in self._unacknowledged if number not in self.moves.by_number]:
+            del self._unacknowledged[number]
+            self.monitor.withdraw(number)
 
     def tick(self, now: float) -> None:
         self.monitor.tick(now)

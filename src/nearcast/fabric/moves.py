@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -37,6 +38,8 @@ class Move(msgspec.Struct, kw_only=True):
     clients_per_second: float = 0.0
     strays: bool = False
     """Only clients that are at ``origin``, though their gateway is not: they were moved there by hand."""
+    repeated: bool = False
+    """Ordered before, on a link that is gone. Over UDP the gateway would take it for a repetition and do nothing."""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -89,8 +92,8 @@ class Moves:
         self.by_number[move.number] = move
         return True
 
-    def due(self, now: float, wall: float) -> list[Move]:
-        """The moves to order now."""
+    def due(self, now: float, wall: float, is_linked: Callable[[str], bool]) -> list[Move]:
+        """The moves to order now. Those of a gateway that cannot be told wait, and keep nobody else from going."""
         under_way = 0
         draining: set[str] = set()
         for move in self.pending.values():
@@ -100,7 +103,7 @@ class Moves:
                     draining.add(move.origin)
         found: list[Move] = []
         for move in self.pending.values():
-            if move.state != "waiting":
+            if move.state != "waiting" or not is_linked(move.gateway):
                 continue
             if move.kind not in ("gone", "first", "manual"):
                 if under_way >= self._at_once or (move.kind == "draining" and move.origin in draining):
@@ -146,6 +149,7 @@ class Moves:
         """A gateway's link is new: what it was told or said on the one before may be lost. Doing it twice does no harm."""
         for move in self.pending.values():
             if move.gateway == gateway:
+                move.repeated = move.repeated or move.state != "waiting"
                 move.state = "waiting"
                 self._deadlines.pop(move.number, None)
 

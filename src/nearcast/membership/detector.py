@@ -108,9 +108,11 @@ class Detector:
         """What is to be done."""
         decisions = Decisions()
         settings = self.settings
-        silent = [node for node in self._nodes.values() if node.linked and now - node.spoke_at >= settings.silent_s]
-        # When most fall silent at once it is the listener who is cut off: nobody is given up for that.
-        deaf = len(silent) > 1 and 2 * len(silent) > len(self._nodes)
+        # When most fall silent at once it is the listener who is cut off: nobody is given up for that, nor later, when
+        # their links are closed for it, as long as nobody at all is heard.
+        silent = sum(not self._is_heard(node, now) for node in self._nodes.values())
+        deaf = silent > 1 and 2 * silent > len(self._nodes)
+        alone = deaf and silent == len(self._nodes)
         for name, node in self._nodes.items():
             if node.linked and now - node.spoke_at < settings.silent_s:
                 if node.suspect:
@@ -130,7 +132,7 @@ class Detector:
                 node.verdict_at = node.ping_at = FOREVER
                 node.recheck_at = now + settings.recheck_s
             elif node.verdict_at <= now:
-                if deaf and node.linked:
+                if alone or (deaf and node.linked):
                     node.verdict_at = now + settings.silent_verdict_s
                 else:
                     decisions.failed.append(name)
@@ -138,6 +140,10 @@ class Detector:
                 node.ping_at = now + settings.ping_interval_s
                 decisions.ping.append(name)
         return decisions
+
+    def _is_heard(self, node: _Watched, now: float) -> bool:
+        settings = self.settings
+        return (node.linked and now - node.spoke_at < settings.silent_s) or now - node.heard_at < settings.silent_s
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next."""

@@ -30,7 +30,6 @@ UDP_OVERHEAD_BYTES: Final = 48
 
 MAX_REQUESTERS: Final = 8
 MAX_DIRECT_PINGS: Final = 10_000
-MAX_ORDERS_REMEMBERED: Final = 1_024
 DIRECT_PING_S: Final = 5.0
 ORDER_TRIES: Final = 3
 ORDER_RETRY_S: Final = 0.3
@@ -154,8 +153,8 @@ class Monitor:
         self._direct: dict[int, tuple[str, float]] = {}
         self._asked: dict[int, tuple[str, str, float]] = {}
         self._orders: dict[int, tuple[bytes, str, int, float]] = {}
-        self._taken: dict[int, int] = {}
-        self._highest = 0
+        self._newest = 0
+        self._newest_result = packets.ACCEPTED
         self._outgoing: list[tuple[str, bytes]] = []
         self._events: list[Event] = []
         self._next = FOREVER
@@ -191,19 +190,21 @@ class Monitor:
 
     def ping(self, name: str, address: str, now: float) -> None:
         """One ping; :class:`Ponged` follows if it is answered."""
-        if len(self._direct) < MAX_DIRECT_PINGS:
-            identifier = self._identifier()
-            self._direct[identifier] = (name, now)
-            self._send(address, packets.pingreq(identifier))
-            self._next = min(self._next, now + DIRECT_PING_S)
+        if len(self._direct) >= MAX_DIRECT_PINGS:
+            del self._direct[next(iter(self._direct))]  # the oldest, which is not likely to be answered
+        identifier = self._identifier()
+        self._direct[identifier] = (name, now)
+        self._send(address, packets.pingreq(identifier))
+        self._next = min(self._next, now + DIRECT_PING_S)
 
     def ask(self, helper_address: str, target: str, now: float) -> None:
         """Let another node measure its path to ``target``; :class:`Answered` follows if it does."""
-        if len(self._asked) < MAX_DIRECT_PINGS:
-            identifier = self._identifier()
-            self._asked[identifier] = (helper_address, target, now)
-            self._send(helper_address, packets.qosreq(identifier, packets.name_hash(target)))
-            self._next = min(self._next, now + DIRECT_PING_S)
+        if len(self._asked) >= MAX_DIRECT_PINGS:
+            del self._asked[next(iter(self._asked))]
+        identifier = self._identifier()
+        self._asked[identifier] = (helper_address, target, now)
+        self._send(helper_address, packets.qosreq(identifier, packets.name_hash(target)))
+        self._next = min(self._next, now + DIRECT_PING_S)
 
     def order(self, number: int, address: str, gateway: str, broker: str, epoch: int, now: float) -> None:
         """Have a gateway use another broker; said up to three times, until :class:`Acknowledged` follows."""
@@ -212,6 +213,10 @@ class Monitor:
         self._orders[number] = (data, address, ORDER_TRIES - 1, now + ORDER_RETRY_S)
         self._send(address, data)
         self._next = min(self._next, now + ORDER_RETRY_S)
+
+    def withdraw(self, number: int) -> None:
+        """An order is no longer wanted: it is not said again."""
+        self._orders.pop(number, None)
 
     # --- datagrams ------------------------------------------------------------------------------------------------------
 
@@ -275,28 +280,23 @@ class Monitor:
         if content.gateway != self._hash or content.epoch != self.controller_epoch:
             self.ignored += 1
             return
-        result = self._taken.get(content.number)
-        if result is None:
-            if content.number <= self._highest - MAX_ORDERS_REMEMBERED:
-                self.ignored += 1  # too old to be known, so perhaps a repetition
-                return
+        if content.number < self._newest:
+            self.ignored += 1  # a repetition, or overtaken by a later order: that one holds
+            return
+        if content.number > self._newest:
+            self._newest = content.number
             broker = self._by_hash.get(content.broker)
-            result = packets.REFUSED if broker is None else packets.ACCEPTED
-            self._taken[content.number] = result
-            self._highest = max(self._highest, content.number)
-            if len(self._taken) > MAX_ORDERS_REMEMBERED:
-                del self._taken[min(self._taken)]
+            self._newest_result = packets.REFUSED if broker is None else packets.ACCEPTED
             if broker is not None:
                 self._events.append(Ordered(content.number, broker))
-        answer = msgspec.structs.replace(content, result=result)
+        answer = msgspec.structs.replace(content, result=self._newest_result)
         self._send(source, packets.reconnect(packets.RECONNACK, answer, self._key))
 
     def registered(self, controller_epoch: int) -> None:
         """This node is registered with a controller, whose orders count from now on; those of another one are forgotten."""
         if controller_epoch != self.controller_epoch:
             self.controller_epoch = controller_epoch
-            self._taken.clear()
-            self._highest = 0
+            self._newest = 0
 
     # --- measuring ------------------------------------------------------------------------------------------------------
 

@@ -278,19 +278,38 @@ def test_a_broker_that_only_the_controller_does_not_reach_stays() -> None:
     assert net.controller.moves.counts.get("done", 0) == 0
 
 
-def test_a_controller_that_is_cut_off_gives_up_nobody() -> None:
+@pytest.mark.parametrize("seconds", [8.0, 60.0])
+def test_a_controller_that_is_cut_off_gives_up_nobody(seconds: float) -> None:
     net = two_brokers()
     for number in range(4):
         net.add_gateway(f"g{number}", home="near", near=1.0, far=80.0)
     net.run(20.0)
     for name in ("near", "far", "g0", "g1", "g2", "g3"):
         net.part("controller", name)
-    net.run(8.0)
+    net.run(seconds)
     net.heal()
-    net.run(10.0)
+    net.run(20.0)
     assert {entry.state for entry in net.controller.entries.values()} == {"up"}
     assert not net.registrants["far"].gone
     assert net.controller.moves.counts == {}
+
+
+def test_a_controller_that_was_cut_off_from_most_moves_nobody_off_brokers_that_come_back_later() -> None:
+    net = two_brokers()
+    net.add_broker("beside")
+    net.add_gateway("g", home="near", near=1.0, far=80.0, beside=90.0)
+    net.run(20.0)
+    for name in ("near", "far", "g"):
+        net.part("controller", name)
+        net.part("beside", name)
+    net.run(30.0)
+    assert net.controller.entries["near"].state == "down", "as far as can be seen from here"
+    net.cut = {frozenset(("controller", "near")), frozenset(("beside", "near"))}
+    net.run(30.0)
+    assert net.gateway("g").home == "near", "it has its clients there, so the broker is there"
+    net.heal()
+    net.run(20.0)
+    assert not net.gateway("g").orders
 
 
 def test_a_broker_that_comes_back_is_a_member_again() -> None:
@@ -463,6 +482,151 @@ def test_a_gateway_whose_link_is_new_is_told_its_ranking_again() -> None:
     net.machines["g"].flush()
     net.run(30.0)
     assert [assignment.ranking for assignment in gateway.assignments] == [("near", "far")]
+
+
+def test_an_outcome_that_a_broken_link_swallowed_is_asked_for_again() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", home="near", near=1.0, far=80.0)
+    net.set_rtt("controller", "g", 400.0)
+    net.run(20.0)
+    move = net.controller.move("far", net.now, gateway="g")
+    net.machines["controller"].flush()
+    net.run_until(lambda: bool(gateway.orders), "the order")
+    net.kill("g")  # while the report is on its way
+    net.resume("g")
+    for link in list(net.machines["g"].hub.links):
+        net.machines["g"].hub.lost(link, net.now)
+    net.run(10.0)
+    assert move.state == "done"
+
+
+def test_an_order_that_was_overtaken_is_not_said_again() -> None:
+    net = two_brokers()
+    net.add_broker("third")
+    gateway = net.add_gateway("g", home="near", near=1.0, far=80.0, third=90.0)
+    net.run(20.0)
+    net.controller.move("far", net.now, gateway="g")
+    lost = [data for _, data in net.machines["controller"].monitor.take_outgoing() if len(data) == 47]
+    net.controller.move("third", net.now, gateway="g")
+    net.machines["controller"].flush()
+    net.run(1.5)
+    assert [order.target for order in gateway.orders] == ["third"]
+    for data in lost:
+        net.datagram("controller", "g:1", data)
+    net.run(1.5)
+    assert gateway.home == "third", "nor does it count when it arrives late"
+
+
+def test_word_of_other_things_does_not_undo_an_order() -> None:
+    net = two_brokers()
+    net.add_broker("third")
+    gateway = net.add_gateway("g", clients=3, home="near", near=1.0, far=80.0, third=90.0)
+    net.run(20.0)
+    gateway.stubborn = True
+    net.controller.move("far", net.now, gateway="g")
+    net.machines["controller"].flush()
+    net.run(1.0)
+    gateway.assignments.clear()
+    net.controller.move("third", net.now, client="g-1")
+    net.machines["controller"].flush()
+    net.run(1.0)
+    net.add_broker("fourth")
+    net.run(3.0)
+    assert {assignment.home for assignment in gateway.assignments} == {"far"}
+
+
+def test_what_keeps_one_client_does_not_keep_the_others() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", clients=3, home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    gateway.unable = "it went"
+    net.controller.move("far", net.now, client="g-1")
+    net.machines["controller"].flush()
+    net.run(2.0)
+    assert net.controller.moves.counts == {"failed": 1}
+    (state,) = net.controller.snapshot(net.now).gateways
+    assert set(state.latency_ms) == {"near", "far"}
+
+
+def test_a_gateway_that_is_left_alone_is_a_load_like_any_other() -> None:
+    net = two_brokers()
+    net.add_gateway("g", clients=50, home="near", near=1.0, far=1.2)
+    net.run(20.0)
+    net.controller.move("far", net.now, gateway="g")
+    settled(net, "far", "g")
+    network = net.controller.snapshot(net.now)
+    assert not network.gateways
+    assert {broker.name: broker.connections for broker in network.brokers} == {"near": 0, "far": 50}
+
+
+def test_a_drain_does_not_wait_for_a_gateway_that_cannot_be_told() -> None:
+    net = two_brokers()
+    for number in range(3):
+        net.add_gateway(f"g{number}", clients=4, home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    net.machines["g0"].hub.forget_address("controller:1885")
+    net.gateway("g0").registration.link.close("and it does not come back")  # type: ignore[union-attr]
+    net.machines["g0"].flush()
+    net.run(5.0)
+    assert net.controller.entries["g0"].state == "suspect", "it answers probes"
+    net.controller.drain("near", True, net.now)
+    net.machines["controller"].flush()
+    net.run_until(lambda: net.gateway("g1").home == net.gateway("g2").home == "far", "the others are moved")
+
+
+def test_clients_that_cannot_be_gathered_are_asked_for_less_and_less_often() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", clients=3, home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    net.controller.move("far", net.now, client="g-1")
+    net.machines["controller"].flush()
+    net.run(6.0)
+    gateway.orders.clear()
+    gateway.unable = "not now"
+    net.controller.drain("far", True, net.now)
+    net.machines["controller"].flush()
+    net.run(60.0)
+    assert 3 <= len(gateway.orders) <= 10
+    gateway.unable = ""
+    net.run_until(lambda: set(gateway.clients.values()) == {"near"}, "gathered in the end", 90.0)
+
+
+def test_a_drain_that_was_ended_while_the_broker_was_away_has_ended() -> None:
+    net = two_brokers()
+    registrant = net.registrants["near"]
+    net.controller.drain("near", True, net.now)
+    net.machines["controller"].flush()
+    net.run(1.0)
+    registrant.facts = msgspec.structs.replace(registrant.facts, draining=True)
+    net.part("controller", "near")
+    net.run(15.0)
+    net.controller.drain("near", False, net.now)
+    net.heal()
+    net.run_until(lambda: registrant.drains[-1:] == [False], "it is told so")
+    assert not net.controller.entries["near"].draining
+
+
+def test_a_broker_that_stops_says_so_on_a_new_link_too() -> None:
+    net = two_brokers()
+    net.run(5.0)
+    registration = net.machines["near"].hub.users[3]
+    registration.leave(net.now)
+    net.machines["near"].flush()
+    net.run(0.5)
+    registration.link.close("it breaks")  # type: ignore[attr-defined]
+    net.machines["near"].flush()
+    net.run_until(lambda: net.controller.entries["near"].link is not None, "it is back")
+    net.run(0.5)
+    assert net.controller.entries["near"].shunned
+
+
+def test_paths_to_a_broker_that_is_gone_are_forgotten() -> None:
+    net = two_brokers()
+    net.add_gateway("g", home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    net.kill("far")
+    net.run(10.0)
+    assert set(net.controller.entries["g"].measured) == {"near"}
 
 
 def test_what_cannot_be_is_refused_with_a_reason() -> None:

@@ -95,13 +95,25 @@ def test_when_most_fall_silent_at_once_the_listener_is_deaf() -> None:
     assert set(names(found, "suspected")) == {"a", "b", "c", "d"}
 
 
-def test_a_lost_link_counts_even_then() -> None:
+def test_links_that_are_lost_as_well_change_nothing_until_somebody_is_heard() -> None:
     detector = Detector()
     for name in ("a", "b", "c", "d"):
         detector.watch(name, 0.0)
     run(detector, 0.0, 10.0)
+    for name in ("a", "b", "c", "d"):
+        detector.link_lost(name, 10.0)
+    assert names(run(detector, 10.0, 60.0), "failed") == []
+    detector.watch("d", 60.0)
+    assert set(names(run(detector, 60.0, 66.0, speaks=("d",)), "failed")) == {"a", "b", "c"}
+
+
+def test_a_lost_link_counts_while_others_are_only_silent() -> None:
+    detector = Detector()
+    for name in ("a", "b", "c", "d"):
+        detector.watch(name, 0.0)
+    run(detector, 0.0, 10.0, speaks=("d",))
     detector.link_lost("a", 10.0)
-    assert set(names(run(detector, 10.0, 12.0), "failed")) == {"a"}
+    assert set(names(run(detector, 10.0, 12.0, speaks=("d",)), "failed")) == {"a"}
 
 
 def test_deadlines_say_when_it_wants_to_be_asked() -> None:
