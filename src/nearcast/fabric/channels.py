@@ -113,14 +113,15 @@ class Channels:
         self.spool = spool
         known: set[tuple[int, int]] = set()
         for peer in self._fabric.peers.values():
-            session = peer.session
-            session.spool = spool
-            session.spill()
-            for file in session.spilled or ():
-                known.add((session.number, file.number))
+            for file in peer.session.spilled or ():
+                known.add((peer.session.number, file.number))
         for found in spool.files():
             if found not in known:
                 spool.remove(found[0], found[1])
+        # Not before: a file that is begun now is not known either, and may have the name of one that was left.
+        for peer in self._fabric.peers.values():
+            peer.session.spool = spool
+            peer.session.spill()
 
     def spilled(self, session_number: int, file_number: int, failed: bool) -> None:
         """A file that was begun is on disk, or cannot be written."""
@@ -277,7 +278,7 @@ class Channels:
                 files, session.useless_files = session.useless_files, []
                 for file_number in files:
                     self.spool.remove(session.number, file_number)
-            session.spill()
+            session.try_files_again(now)
             if not peer.up and now - peer.last_seen > settings.keep_for_seconds:
                 self._fabric.forget(peer, now)
 

@@ -45,6 +45,9 @@ PACED_ABOVE_BYTES: Final = 1_048_576
 #: Seconds of the catch-up rate that may be sent at once: ticks are not exact.
 BURST_S: Final = 0.25
 
+#: How often a file that cannot be read is tried, once a second: a process that is out of descriptors gets some back.
+MAX_READS: Final = 30
+
 #: Packets of this size go out without being copied behind their head.
 COPY_BELOW_BYTES: Final = 2_048
 
@@ -105,6 +108,10 @@ class PeerSession(Session):
         self._loaded: deque[Pending] = deque()
         self._next_file = 0
         self._next_file_number = 1
+        # The disk failed lately: it is not asked again with every message, but when :meth:`try_files_again` says so.
+        self._write_waits = False
+        self._read_waits = False
+        self._failed_reads = 0
         # Counters since the start.
         self.sent_messages = 0
         self.rewinds = 0
@@ -205,7 +212,7 @@ class PeerSession(Session):
         ):
             pending = self._next()
             if pending is None:
-                self.catching_up = False
+                self.catching_up = self.catching_up and self._read_waits
                 break
             self._pass(peer, pending, now)
         if self._barriers:
@@ -215,6 +222,8 @@ class PeerSession(Session):
         """The oldest stretch that was not sent."""
         if self.spilled is not None:
             while not self._loaded and self._next_file < len(self.spilled):
+                if self._read_waits:
+                    return None
                 self._load(self.spilled[self._next_file])
             if self._loaded:
                 return self._loaded.popleft()
@@ -246,8 +255,6 @@ class PeerSession(Session):
         self.last_sent = publication.sequence + publication.count - 1
         if not self.on_their_way:
             self.progress_at = now  # the wait for a confirmation begins with what there is to confirm
-        if not self.on_their_way:
-            self.progress_at = now
         self.on_their_way.append(OnItsWay(self.last_sent, size))
         self.unconfirmed_bytes += size
         if self.catching_up:
@@ -344,7 +351,7 @@ class PeerSession(Session):
         has_room = self.spilled_bytes < self.max_spilled_bytes
         self.max_queued_bytes = self._memory_bytes + (SPILL_HEADROOM_BYTES if has_room else 0)
         self.max_queued_messages = self._memory_messages + (SPILL_HEADROOM_MESSAGES if has_room else 0)
-        if self.spilling is not None or not self.queue or not has_room:
+        if self.spilling is not None or self._write_waits or not self.queue or not has_room:
             return
         above_bytes = min(self._memory_bytes // 2, SPILL_ABOVE_BYTES)
         if self.queued_bytes <= above_bytes and self.queued_messages <= self._memory_messages // 2:
@@ -391,15 +398,33 @@ class PeerSession(Session):
         if self.spilling is not None and self.spilling.number == file_number:
             self.spilling = None
             self.useless_files.append(file_number)
+            self._write_waits = True
+
+    def try_files_again(self, now: float) -> None:
+        """Called once in a while: what the disk refused a moment ago it may take or give now."""
+        self._write_waits = False
+        self.spill()
+        if self._read_waits:
+            self._read_waits = False
+            self.drain(now)
 
     def _load(self, file: Spilled) -> None:
-        self._next_file += 1
         if file.last_sequence <= self.last_sent:
+            self._next_file += 1
             return
         try:
             data = b"" if self.spool is None else self.spool.read(self.number, file.number)
+        except StorageUnavailable:
+            self._failed_reads += 1
+            if self._failed_reads < MAX_READS:
+                self._read_waits = True
+                return
+            data = b""
+        self._failed_reads = 0
+        self._next_file += 1
+        try:
             self._loaded = stretches_of(data, self.effects.wall_offset, self.last_sent)
-        except (StorageUnavailable, ValueError):
+        except ValueError:
             # Its messages are gone, and counted. Those behind it must not wait for them: their place is taken by one that
             # expired long ago.
             self.unreadable_files += 1

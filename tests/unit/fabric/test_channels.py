@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from nearcast.config import Limits
+from nearcast.errors import StorageUnavailable
 from nearcast.fabric import frames
 from nearcast.fabric.channels import RELIABLE_STREAM, UNRELIABLE_STREAM, forget_peers
 from nearcast.fabric.frames import frame
-from nearcast.fabric.outgoing import PeerSession
+from nearcast.fabric.outgoing import MAX_READS, PeerSession
 from nearcast.fabric.parts import Peer
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt.packets import Properties
 from nearcast.mqtt.records import number
 from tests.fabric_clients import Client
-from tests.fabric_harness import End, Mesh
+from tests.fabric_harness import End, MemorySpool, Mesh
 
 
 def pair(settings: FabricSettings | None = None, *, durable: bool = False, limits: Limits | None = None) -> Mesh:
@@ -80,6 +81,33 @@ def test_files_that_the_journal_knows_nothing_of_are_removed_at_the_start() -> N
     assert not mesh.nodes["a"].spool.kept
 
 
+class QuickSpool(MemorySpool):
+    """Its files are there from the moment that their writing begins, as on a disk."""
+
+    def files(self) -> list[tuple[int, int]]:
+        return [*self.kept, *self.begun]
+
+    def remove(self, session_number: int, file_number: int) -> None:
+        super().remove(session_number, file_number)
+        self.begun.pop((session_number, file_number), None)
+
+
+def test_a_file_that_is_begun_at_the_start_is_not_taken_for_one_that_nobody_knows() -> None:
+    mesh, stream = linked(FabricSettings(max_queued_bytes=20_000, max_queued_messages=1_000), durable=True)
+    publisher, subscriber = subscribed(mesh)
+    mesh.cut(stream)
+    sent = [b"%03d" % index + b"." * 100 for index in range(150)]
+    for payload in sent:
+        publisher.publish("t", payload, 1)
+    node = mesh.nodes["a"]
+    node.spool = QuickSpool()
+    node.crash(power_cut=False)
+    assert len(node.spool.begun) == 1
+    mesh.link("a", "b")
+    mesh.run()
+    assert payloads(subscriber) == sent
+
+
 @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
 def test_a_file_that_cannot_be_read_costs_its_messages_and_no_other(damage: bytes | None) -> None:
     settings = FabricSettings(max_queued_bytes=2_000, max_queued_messages=40)
@@ -99,11 +127,85 @@ def test_a_file_that_cannot_be_read_costs_its_messages_and_no_other(damage: byte
         mesh.nodes["a"].spool.kept[session.number, lost.number] = damage
     mesh.link("a", "b")
     mesh.run()
+    if damage is None:
+        assert len(payloads(subscriber)) < len(sent) - lost.messages
+        for _ in range(MAX_READS):
+            mesh.advance(1.0)
     assert len(payloads(subscriber)) == len(sent) - lost.messages
     assert session.unreadable_files == 1
     assert session.dropped_messages == lost.messages
     assert not session.queued_messages
     assert session.spilled is None
+
+
+class FailingSpool(MemorySpool):
+    """Refuses what is asked of it while it is ``out``."""
+
+    out = False
+    asked = 0
+
+    def write(self, session_number: int, file_number: int, data: bytes) -> None:
+        self.asked += 1
+        if self.out:
+            raise StorageUnavailable("spool", "no space left on device")
+        super().write(session_number, file_number, data)
+
+    def read(self, session_number: int, file_number: int) -> bytes:
+        self.asked += 1
+        if self.out:
+            raise StorageUnavailable("spool", "too many open files")
+        return super().read(session_number, file_number)
+
+
+def test_a_disk_that_gives_nothing_for_a_moment_costs_no_messages() -> None:
+    mesh = pair(FabricSettings(max_queued_bytes=2_000, max_queued_messages=40), durable=True)
+    spool = FailingSpool()
+    mesh.nodes["a"].spool = spool
+    mesh.nodes["a"].crash()
+    stream = mesh.link("a", "b")
+    mesh.run()
+    publisher, subscriber = subscribed(mesh)
+    mesh.cut(stream)
+    sent = [b"%03d" % index + b"." * 100 for index in range(80)]
+    for payload in sent[:60]:
+        publisher.publish("t", payload, 1)
+        mesh.nodes["a"].sync()
+    spool.out = True
+    spool.asked = 0
+    mesh.link("a", "b")
+    mesh.run()
+    for payload in sent[60:]:
+        publisher.publish("t", payload, 1)
+        mesh.run()
+    assert payloads(subscriber) == []
+    assert spool.asked <= 4  # not with every message
+    spool.out = False
+    mesh.advance(1.0)
+    mesh.advance(1.0)
+    assert payloads(subscriber) == sent
+
+
+def test_a_full_disk_is_not_tried_with_every_message() -> None:
+    mesh = pair(FabricSettings(max_queued_bytes=2_000, max_queued_messages=40), durable=True)
+    spool = FailingSpool()
+    mesh.nodes["a"].spool = spool
+    mesh.nodes["a"].crash()
+    stream = mesh.link("a", "b")
+    mesh.run()
+    publisher, subscriber = subscribed(mesh)
+    mesh.cut(stream)
+    spool.out = True
+    sent = [b"%03d" % index + b"." * 100 for index in range(100)]
+    for payload in sent:
+        publisher.publish("t", payload, 1)
+        mesh.nodes["a"].sync()
+    assert spool.asked == 1
+    spool.out = False
+    mesh.advance(1.0)
+    assert session_at(mesh, "a", "b").spilled_messages
+    mesh.link("a", "b")
+    mesh.run()
+    assert payloads(subscriber) == sent
 
 
 def test_without_a_journal_what_has_no_room_is_dropped_and_counted() -> None:
