@@ -55,13 +55,13 @@ class BrokerNode(Registrant):
             before = self._addresses.get(member.name)
             if before != member.link:
                 if before:
-                    fabric.forget_address(before)
+                    fabric.forget_address(before, _wanted_by(member.name))
                 self._addresses[member.name] = member.link
-                fabric.dial(member.link, now, member.name)
+                fabric.dial(member.link, now, member.name, _wanted_by(member.name))
         for departure in gone:
             if not departure.left:
                 continue  # it may come back for what is kept for it, and its link says whether it is there
-            fabric.forget_address(self._addresses.pop(departure.name, ""))
+            fabric.forget_address(self._addresses.pop(departure.name, ""), _wanted_by(departure.name))
             peer = fabric.peers.get(departure.name)
             if peer is not None:
                 fabric.forget(peer, now)
@@ -131,3 +131,8 @@ class BrokerNode(Registrant):
         for client in report.clients_gone:
             del self._reported[client]
         report.clients_whole, self._whole = self._whole, False
+
+
+def _wanted_by(name: str) -> str:
+    """Who wants an address dialled that the controller knows of a broker."""
+    return f"controller {name}"

@@ -43,7 +43,9 @@ MAX_NEWS: Final = 1_024
 
 
 class Dialing:
-    """An address that is to be connected to, and how that goes. ``name`` is who is expected there, or was met there."""
+    """An address that is to be connected to, and how that goes. ``name`` is who is expected there, or was met there.
+
+    ``wanted_by`` says who wants it: as long as anybody does, it is dialled."""
 
     def __init__(self, address: str, name: str, due_at: float) -> None:
         self.address = address
@@ -54,6 +56,7 @@ class Dialing:
         self.failures = 0
         self.under_way = False
         self.link: Link | None = None
+        self.wanted_by: set[str] = set()
 
 
 class Linking:
@@ -125,15 +128,31 @@ class Linking:
 
     # --- dialling -------------------------------------------------------------------------------------------------------
 
-    def dial(self, address: str, now: float, name: str = "") -> None:
-        """Keep a link to this address from now on; with a name, only to the node of that name."""
-        if address and address not in self._dialing:
-            self._dialing[address] = Dialing(address, name, now + self.dial_delay_s(name))
-            self._dial_due(now)
+    def dial(self, address: str, now: float, name: str = "", wanted_by: str = "") -> None:
+        """Keep a link to this address from now on; with a name, only to the node of that name.
 
-    def forget_address(self, address: str) -> None:
-        """No longer keep a link to it. One that is open stays."""
-        self._dialing.pop(address, None)
+        Configuration, other brokers and the controller may all know the same address: ``wanted_by`` tells them apart.
+        """
+        if not address:
+            return
+        known = self._dialing.get(address)
+        if known is not None:
+            known.wanted_by.add(wanted_by)
+            if known.expected != name:
+                known.expected = ""  # whoever it is: one of the two has moved
+            return
+        dialing = Dialing(address, name, now + self.dial_delay_s(name))
+        dialing.wanted_by.add(wanted_by)
+        self._dialing[address] = dialing
+        self._dial_due(now)
+
+    def forget_address(self, address: str, wanted_by: str = "") -> None:
+        """No longer keep a link to it, unless somebody else wants that. One that is open stays."""
+        dialing = self._dialing.get(address)
+        if dialing is not None:
+            dialing.wanted_by.discard(wanted_by)
+            if not dialing.wanted_by:
+                del self._dialing[address]
 
     def dialing_of(self, name: str) -> list[Dialing]:
         """The addresses at which a node is expected."""

@@ -110,6 +110,11 @@ def routed_head(way: list[str], token: int) -> bytes:
     return b"".join((b"\x01", number(len(way)), *[blob(name.encode("utf-8")) for name in way], number(token)))
 
 
+def _wanted_by(name: str) -> str:
+    """Who wants an address dialled that a broker said of itself."""
+    return f"advert {name}"
+
+
 class Routes(Part):
     """See the module."""
 
@@ -243,16 +248,16 @@ class Routes(Part):
     def _dial(self, advert: Advert, now: float) -> None:
         before = self._dialed.pop(advert.name, "")
         if before and before != advert.address:
-            self._fabric.forget_address(before)
+            self._fabric.forget_address(before, _wanted_by(advert.name))
         if advert.address:
             self._dialed[advert.name] = advert.address
-            self._fabric.dial(advert.address, now, advert.name)
+            self._fabric.dial(advert.address, now, advert.name, _wanted_by(advert.name))
 
     def _drop(self, name: str) -> None:
         self.graph.drop(name)
         address = self._dialed.pop(name, "")
         if address:
-            self._fabric.forget_address(address)
+            self._fabric.forget_address(address, _wanted_by(name))
         for table in (self._retry_at, self._retry_s, self._wanted_since):
             table.pop(name, None)
 

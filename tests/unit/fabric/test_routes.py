@@ -163,6 +163,62 @@ def test_who_is_gone_is_forgotten_however_often_it_was_told_of() -> None:
         assert known == ["a", "b", "c"], name
 
 
+def test_a_configured_address_is_dialled_however_long_nobody_answers_there() -> None:
+    mesh = Mesh()
+    a, b = mesh.add("a"), mesh.add("b")
+    b.fabric.routes.address = "b"
+    a.fabric.dial("b", mesh.now)
+    assert a.fabric.take_dials() == ["b"]
+    stream = mesh.link("a", "b")
+    mesh.run()
+    settle(mesh)
+    mesh.cut(stream)
+    for _ in range(110):
+        mesh.advance(10.0)
+        for address in a.fabric.take_dials():
+            a.fabric.dial_failed(address, mesh.now)
+    assert a.fabric.routes.known() == ["a"]
+    settle(mesh, 20.0)
+    assert a.fabric.take_dials() == ["b"]
+
+
+def test_an_address_that_was_only_heard_of_is_given_up_with_its_broker() -> None:
+    mesh = chain("a", "b", "c")
+    a, c = mesh.nodes["a"], mesh.nodes["c"]
+    c.fabric.routes.address = "c"
+    settle(mesh)
+    assert [dialing.address for dialing in a.fabric.dialing_of("c")] == ["c"]
+    mesh.cut(mesh.streams[1])
+    for _ in range(110):
+        mesh.advance(10.0)
+    assert a.fabric.dialing_of("c") == []
+
+
+def test_another_broker_at_the_same_address_is_welcome() -> None:
+    """One that was given a new name: what is remembered of the old one is no reason to refuse it."""
+    mesh = chain("a", "b", "c")
+    a = mesh.nodes["a"]
+    mesh.nodes["c"].fabric.routes.address = "there"
+    settle(mesh)
+    mesh.cut(mesh.streams[1])
+    del mesh.nodes["c"]
+    mesh.add("d").fabric.routes.address = "there"
+    mesh.link("b", "d")
+    mesh.run()
+    settle(mesh, 5.0)
+    mesh.nodes["there"] = mesh.nodes["d"]
+    mesh.link("a", "there")
+    del mesh.nodes["there"]
+    mesh.run()
+    assert a.fabric.peers["d"].up
+    link = a.fabric.peers["d"].link
+    assert link is not None
+    assert not link.relayed
+    for _ in range(110):
+        mesh.advance(10.0)
+    assert [dialing.address for dialing in a.fabric.dialing_of("d")] == ["there"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_in_any_topology_every_message_arrives_once_whatever_links_break(seed: int) -> None:
     """Random connected graphs; links break and come back while messages are published everywhere."""
