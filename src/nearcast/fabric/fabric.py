@@ -46,6 +46,10 @@ SEQUENCES_PER_MICROSECOND: Final = 16
 MAX_EPOCHS: Final = 16
 """Former epochs of a broker that are remembered, to notice two brokers of one name."""
 
+NAMESAKE_S: Final = 30.0
+"""How long a broker must be away before one with a former epoch of it is let in. Two of one name, both alive, would else take
+turns; one that was started without its data directory for a while comes back."""
+
 DIAL_SECOND_S: Final = 0.5
 """Two brokers that hear of each other would dial each other; the one with the larger name waits so long."""
 
@@ -198,9 +202,11 @@ class Fabric(Linking):
             return
         peer = self.peer(theirs.name)
         if theirs.epoch in peer.former_epochs:
-            raise RemoteProtocolError(
-                reasons.NOT_AUTHORIZED, f"two brokers are called {theirs.name}: every node needs a name of its own"
-            )
+            if peer.up or now - peer.last_seen < NAMESAKE_S:
+                raise RemoteProtocolError(
+                    reasons.NOT_AUTHORIZED, f"two brokers are called {theirs.name}: every node needs a name of its own"
+                )
+            peer.former_epochs.remove(theirs.epoch)
         before = peer.link
         if before is not None:
             if before.theirs is not None and before.theirs.epoch == theirs.epoch and not self._replaces(link, before):
@@ -237,7 +243,6 @@ class Fabric(Linking):
         peer = self.peers.get(theirs.name)
         if peer is None or peer.link is not link:
             return
-        peer.last_seen = now
         self.dispatch(peer, content, now)
 
     def dispatch(self, peer: Peer, content: bytes, now: float) -> None:
@@ -260,6 +265,7 @@ class Fabric(Linking):
             return
         peer.link = None
         peer.up = False
+        peer.last_seen = now
         self.channels.peer_down(peer, now)
         for part in self._parts:
             part.peer_down(peer, now)

@@ -34,6 +34,7 @@ class Peer:
         self.received_unreliable = 0
         #: Whether some of its messages were delivered elsewhere (:mod:`nearcast.fabric.fences`).
         self.fenced = False
+        #: When it was up last, while it is not.
         self.last_seen = 0.0
         self.former_epochs: list[int] = []
 

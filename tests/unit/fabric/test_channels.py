@@ -398,6 +398,19 @@ def test_a_broker_that_is_away_too_long_is_forgotten() -> None:
     assert not a.engine.origins.by_name
 
 
+def test_a_link_that_was_quiet_for_long_does_not_count_as_being_away() -> None:
+    mesh, stream = linked(FabricSettings(keep_for_seconds=60))
+    publisher, subscriber = subscribed(mesh)
+    for _ in range(100):
+        mesh.advance(1.0)
+    mesh.cut(stream)
+    mesh.advance(2.0)
+    publisher.publish("t", b"kept", 1)
+    mesh.link("a", "b")
+    mesh.run()
+    assert payloads(subscriber) == [b"kept"]
+
+
 def test_what_was_queued_for_a_group_elsewhere_is_given_to_others_when_that_broker_is_forgotten() -> None:
     mesh, stream = linked(FabricSettings(keep_for_seconds=100))
     there = Client(mesh.nodes["b"], "there", expiry=10_000)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from nearcast.fabric import links
+from nearcast.fabric.fabric import NAMESAKE_S
 from nearcast.fabric.linking import LAST_RETRY_S
 from nearcast.fabric.links import Link
 from nearcast.mqtt.access import Peer
@@ -150,6 +151,27 @@ def test_an_epoch_that_was_replaced_does_not_come_back() -> None:
     assert refused[1].link is not None
     assert "two brokers are called b" in refused[1].link.close_reason
     assert a.fabric.peers["b"].epoch == first + 1
+
+
+def test_a_broker_that_finds_its_data_again_is_let_in_once_the_other_one_is_gone() -> None:
+    """It was started without its data directory for a while: that is no second broker."""
+    mesh, a, b = pair()
+    mesh.link("b", "a")
+    mesh.run()
+    first = b.fabric.greeting.epoch
+    b.fabric.greeting.epoch = first + 1
+    stream = mesh.link("b", "a")
+    mesh.run()
+    mesh.cut(stream)
+    b.fabric.greeting.epoch = first
+    mesh.link("b", "a")
+    mesh.run()
+    assert not up(a, "b")
+    mesh.advance(NAMESAKE_S)
+    mesh.link("b", "a")
+    mesh.run()
+    assert up(a, "b")
+    assert a.fabric.peers["b"].epoch == first
 
 
 def test_more_than_fits_is_sent_when_there_is_room_again() -> None:
