@@ -90,9 +90,9 @@ class ControllerClient:
         except urllib.error.URLError as error:
             reason = getattr(error.reason, "strerror", None) or error.reason
             raise NearcastError(f"no controller answers at {self._api}: {reason}; --api says where it is") from error
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             raise NearcastError(f"no controller answers at {self._api}: {error}; --api says where it is") from error
-        except ValueError as error:
+        except (ValueError, http.client.HTTPException) as error:  # whose words are what it sent: not for a terminal
             raise NearcastError(f"what answers at {self._api} is no controller; --api says where it is") from error
 
     def _explain(self, error: urllib.error.HTTPError) -> str:

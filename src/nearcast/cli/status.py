@@ -69,7 +69,7 @@ def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def status(
-    moves: Annotated[int, typer.Option(help="Show so many of the last moves.")] = 5,
+    moves: Annotated[int, typer.Option(min=0, max=10_000, help="Show so many of the last moves.")] = 5,
     clients: Annotated[bool, typer.Option("--clients", help="List connected clients.")] = False,
     links: Annotated[bool, typer.Option("--links", help="List measured paths.")] = False,
     api: Api = DEFAULT_API,
@@ -260,7 +260,10 @@ def move(
         gap = f", none held up for more than {ordered['longest_gap_ms']:.0f} ms" if clients else ""
         typer.echo(f"moved {clients:,} client{'s' if clients != 1 else ''} to {target}{gap}")
     if ordered["ended_at"] and ordered["state"] != "done":
-        raise NearcastError(f"the move was {ordered['state']}: {ordered['detail'] or 'no reason was given'}")
+        verb = "was superseded" if ordered["state"] == "superseded" else ordered["state"]
+        raise NearcastError(f"the move {verb}: {ordered['detail'] or 'no reason was given'}")
+    if wait > 0 and not ordered["ended_at"]:
+        raise typer.Exit(1)
 
 
 def drain(
@@ -282,6 +285,8 @@ def drain(
     """
     if stop and (rate is not None or wait):
         raise typer.BadParameter("--stop goes alone")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise typer.BadParameter("--rate must be above 0")
     controller = ControllerClient(api, fabric_secret, token_file, ca)
     path = f"/nodes/{quoted(broker)}"
     if stop:
@@ -292,19 +297,18 @@ def drain(
     while not stop and found["clients_to_move"] and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         found = controller.get(path)
+    direct = found["connections"] - found["gateway_connections"]
     if as_json:
         _print_json(found)
-        return
-    direct = found["connections"] - found["gateway_connections"]
-    if stop:
+    elif stop:
         typer.echo(f"{broker} gets clients again")
     elif found["clients_to_move"]:
         typer.echo(f"{broker} is being drained: {found['clients_to_move']:,} clients to move")
-        if wait:
-            raise typer.Exit(1)
     else:
         rest = f"; {direct:,} clients without a gateway stay until it stops" if direct > 0 else ""
         typer.echo(f"{broker} has no client of a gateway and gets none{rest}")
+    if wait and found["clients_to_move"]:
+        raise typer.Exit(1)
 
 
 def topic_class(
@@ -323,13 +327,15 @@ def topic_class(
 
     Example: nearcast class 'machines/+/raw/#' local --fabric-secret secret
     """
+    if remove and (topic_filter is None or name is not None):
+        raise typer.BadParameter("--remove takes the topics of a rule, and nothing else")
+    if topic_filter is not None and name is None and not remove:
+        raise typer.BadParameter("say which class: bridged or local, or --remove")
     controller = ControllerClient(api, fabric_secret, token_file, ca)
     if topic_filter is None:
         rules = controller.get("/classes")
     elif remove:
         rules = controller.send("DELETE", f"/classes?topic_filter={urllib.parse.quote(topic_filter, safe='')}")
-    elif name is None:
-        raise typer.BadParameter("say which class: bridged or local, or --remove")
     else:
         rules = controller.send("PUT", "/classes", {"topic_filter": topic_filter, "topic_class": name})
     if as_json:

@@ -6,11 +6,11 @@ something needs a token that may write. Errors are ``{"status_code": ..., "detai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from litestar import Litestar, MediaType, Request, Response, delete, get, post, put
 from litestar.connection import ASGIConnection
-from litestar.exceptions import NotAuthorizedException, PermissionDeniedException
+from litestar.exceptions import NotAuthorizedException, PermissionDeniedException, ValidationException
 from litestar.handlers.base import BaseRouteHandler
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult, DefineMiddleware
 from litestar.openapi.config import OpenAPIConfig
@@ -44,9 +44,7 @@ class BearerAuthentication(AbstractAuthenticationMiddleware):
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         right = self._tokens.right_of(token.strip()) if scheme.lower() == "bearer" else None
         if right is None:
-            raise NotAuthorizedException(
-                "a token is needed: Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"}
-            )
+            raise NotAuthorizedException("a token is needed: Authorization: Bearer TOKEN", headers=CHALLENGE)
         return AuthenticationResult(user=None, auth=right)
 
 
@@ -59,6 +57,13 @@ def may_write(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRoute
 def _refused(request: Request[Any, Any, Any], error: Refused) -> Response[dict[str, object]]:
     status = 404 if error.missing else 409
     return Response({"status_code": status, "detail": str(error)}, status_code=status)
+
+
+def _invalid(request: Request[Any, Any, Any], error: ValidationException) -> Response[dict[str, object]]:
+    """Litestar says that something is wrong in ``detail`` and what it is elsewhere; here it is one sentence."""
+    faults = error.extra if isinstance(error.extra, list) else []
+    words = "; ".join(f"{fault.get('key', 'body')}: {fault.get('message', '')}" for fault in faults if isinstance(fault, dict))
+    return Response({"status_code": error.status_code, "detail": words or error.detail}, status_code=error.status_code)
 
 
 def build(process: ControllerProcess) -> Litestar:
@@ -79,7 +84,7 @@ def build(process: ControllerProcess) -> Litestar:
         return views.status(controller, process.name, process.started_at, now())
 
     @get(f"{PREFIX}/nodes", summary="Brokers and gateways", tags=["nodes"])
-    async def nodes(role: FromQuery[str | None] = None) -> list[views.NodeView]:
+    async def nodes(role: FromQuery[Literal["broker", "gateway"] | None] = None) -> list[views.NodeView]:
         entries = sorted(controller.entries.values(), key=lambda entry: (entry.node.role, entry.name))
         return [views.node(controller, entry, now()) for entry in entries if role is None or entry.node.role == role]
 
@@ -188,7 +193,7 @@ def build(process: ControllerProcess) -> Litestar:
             remove_class,
         ],
         middleware=[DefineMiddleware(BearerAuthentication, tokens=process.tokens, exclude="^/schema")],
-        exception_handlers={Refused: _refused},
+        exception_handlers={Refused: _refused, ValidationException: _invalid},
         logging_config=None,
         openapi_config=OpenAPIConfig(
             title="Nearcast controller",

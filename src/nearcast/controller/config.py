@@ -68,19 +68,27 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A link that is silent for so long is closed. Whether its node is alive is found out before, and otherwise."""
 
     def __post_init__(self) -> None:
-        for field in ("port", "http_port"):
-            value = getattr(self, field)
-            if value is not None and not 0 <= value <= 65_535:
-                raise ValueError(f"`{field}` must be between 0 and 65,535")
-        for field in ("interval_seconds", "ping_interval_ms", "period_seconds", "probe_interval_seconds"):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"`{field}` must be above 0")
-        if self.pings < 1:
-            raise ValueError("`pings` must be at least 1")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError("`threshold` must be between 0 and 1")
+        # Options are named as on the command line, where all of it comes from.
+        for option, port in (("--port", self.port), ("--http-port", self.http_port)):
+            if port is not None and not 0 <= port <= 65_535:
+                raise ValueError(f"{option} must be between 0 and 65,535")
+        for option, value, least, most in (
+            ("--interval", self.interval_seconds, 0.1, 86_400),
+            ("--ping-interval-ms", self.ping_interval_ms, 1, 60_000),
+            ("--pings", self.pings, 1, 1_000),
+            ("--period", self.period_seconds, 0.1, 86_400),
+            ("--threshold", self.threshold, 0, 1),
+            ("probe_interval_seconds", self.probe_interval_seconds, 0.01, 3_600),
+            ("fail_after_seconds", self.fail_after_seconds, 0.01, 86_400),
+        ):
+            if not least <= value <= most:  # which a value that is no number is not, either
+                raise ValueError(f"{option} must be between {least:g} and {most:,}")
+        if self.name is not None and not (0 < len(self.name.encode()) <= 128 and self.name.isprintable()):
+            raise ValueError("--name must be 1 to 128 characters")
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("`certificate_file` and `key_file` go together")
+            raise ValueError("--certificate and --key go together")
+        if (self.http_certificate_file is None) != (self.http_key_file is None):
+            raise ValueError("--http-certificate and --http-key go together")
 
     def listener(self) -> Listener:
         """Where nodes connect."""

@@ -16,7 +16,6 @@ from nearcast.clock import Clock, SystemClock
 from nearcast.config import Limits, Listener
 from nearcast.controller.config import ControllerConfig
 from nearcast.controller.tokens import Tokens, read_tokens
-from nearcast.errors import ConfigError
 from nearcast.fabric import links
 from nearcast.fabric.controlling import Controller
 from nearcast.fabric.hub import Hub
@@ -239,8 +238,6 @@ class ControllerProcess:
 
         context = None
         if self.config.http_certificate_file is not None:
-            if self.config.http_key_file is None:
-                raise ConfigError("a certificate needs its key: --http-key")
             listener = Listener(
                 kind="tls", certificate_file=self.config.http_certificate_file, key_file=self.config.http_key_file
             )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+
 import msgspec
 
 from nearcast import __version__
+from nearcast.fabric.control import ClientFacts
 from nearcast.fabric.controlling import Controller
 from nearcast.fabric.moves import Move
 from nearcast.fabric.registry import Entry, NodeState
@@ -219,21 +222,29 @@ def graph(controller: Controller) -> list[LinkView]:
 
 def clients(controller: Controller, node_name: str, after: str, limit: int) -> Page:
     """Connected clients, of one node or of all. Those that a gateway reports are its, whatever its broker says of them."""
-    found: dict[str, ClientView] = {}
+    found: dict[str, Entry] = {}
     for entry in (*controller.brokers(), *controller.gateways()):
-        for name, facts in entry.clients.items():
-            gateway = None if entry.is_broker else entry.name
-            broker = entry.name if entry.is_broker else facts.broker
-            if not node_name or node_name in (gateway, broker):
-                found[name] = ClientView(
-                    client=name, gateway=gateway, broker=broker, username=facts.username, connected_since=facts.since
-                )
-    names = sorted(name for name in found if name > after)
+        if not node_name or node_name == entry.name:
+            found.update(dict.fromkeys(entry.clients, entry))
+        elif not entry.is_broker:
+            found.update({name: entry for name, facts in entry.clients.items() if facts.broker == node_name})
+    # There may be a million: only those of the page are put in order and made into records.
+    names = heapq.nsmallest(limit + 1, (name for name in found if name > after))
     shown = names[:limit]
     return Page(
-        clients=[found[name] for name in shown],
+        clients=[_client(found[name], found[name].clients[name]) for name in shown],
         total=len(found),
         next=shown[-1] if len(names) > limit else None,
+    )
+
+
+def _client(entry: Entry, facts: ClientFacts) -> ClientView:
+    return ClientView(
+        client=facts.client,
+        gateway=None if entry.is_broker else entry.name,
+        broker=entry.name if entry.is_broker else facts.broker,
+        username=facts.username,
+        connected_since=facts.since,
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nearcast.cli.controller_client import ControllerClient, quoted
+from nearcast.cli.main import main
 from nearcast.cli.status import _clients_table, _plain, _span
-from nearcast.errors import ConfigError
+from nearcast.errors import ConfigError, NearcastError
 
 
 def test_names_cannot_steer_a_terminal() -> None:
@@ -42,3 +45,43 @@ def test_a_token_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         ControllerClient("http://127.0.0.1:1", None, str(empty))
     with pytest.raises(ConfigError, match="write http://HOST:PORT"):
         ControllerClient("ftp://127.0.0.1", None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["status", "--moves", "20000"], "--moves"),
+        (["nodes", "--role", "toaster"], "use broker or gateway"),
+        (["move", "b"], "--client NAME or --gateway NAME"),
+        (["drain", "b", "--rate", "nan"], "--rate must be above 0"),
+        (["drain", "b", "--rate", "inf"], "--rate must be above 0"),
+        (["drain", "b", "--stop", "--wait", "3"], "--stop goes alone"),
+        (["class", "--remove"], "--remove takes the topics"),
+        (["class", "a/#", "local", "--remove"], "--remove takes the topics"),
+        (["class", "a/#"], "say which class"),
+    ],
+)
+def test_wrong_usage_is_told_before_anybody_is_asked(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        main([*arguments, "--api", "http://127.0.0.1:1"])
+    assert exit_code.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_no_controller_is_not_quoted(tmp_path: Path) -> None:
+    """Whatever answers there may send anything; a terminal does not get it."""
+
+    class Speaker(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            self.request.sendall(b"\x1b[2J\x00\x07 nearcast link\r\n\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Speaker) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef")
+        client = ControllerClient(f"http://127.0.0.1:{server.server_address[1]}", None, str(token))
+        with pytest.raises(NearcastError, match=r"is no controller; --api says where it is$"):
+            client.get("/status")
