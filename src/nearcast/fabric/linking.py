@@ -39,6 +39,10 @@ many times ``fail_after_seconds``. Probes wait behind what was sent before, so a
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 10.0
 GREETING_S: Final = 10.0
+MAX_STRANGERS: Final = 1_024
+"""Links that came from others and have not proved anything yet. With more the oldest goes: who has the secret needs one round
+trip, and somebody without it must not keep the others out, nor use up this process's descriptors."""
+
 MAX_NEWS: Final = 1_024
 
 
@@ -78,6 +82,7 @@ class Linking:
         self.effects = effects
         self.rng = rng
         self.links: dict[Link, None] = {}
+        self._strangers: dict[Link, None] = {}
         self.users: dict[int, LinkUser] = {}
         self.protocol_errors = 0
         self._secret = secret
@@ -193,8 +198,11 @@ class Linking:
     def accepted(self, handle: object, peer: TransportPeer, now: float) -> Link:
         """Another node connected to us."""
         link = self.open_link(handle, peer, "", "", now)
+        self._strangers[link] = None
         if len(self.links) > self._max_links:
             self.break_link(link, f"there are {self._max_links} links already", now)
+        elif len(self._strangers) > MAX_STRANGERS:
+            self.break_link(next(iter(self._strangers)), "too many connect at once", now)
         return link
 
     def connected(self, address: str, handle: object, now: float) -> Link:
@@ -239,6 +247,7 @@ class Linking:
             self.end_link(link, now)
 
     def _up(self, link: Link, now: float) -> None:
+        self._strangers.pop(link, None)
         dialing = self._dialing.get(link.dialed)
         if dialing is not None:
             if link.theirs is not None:
@@ -272,6 +281,7 @@ class Linking:
         if link not in self.links:
             return
         del self.links[link]
+        self._strangers.pop(link, None)
         self._tell(link, False)
         dialing = self._dialing.get(link.dialed)
         if dialing is not None and dialing.link is link:

@@ -8,7 +8,7 @@ import pytest
 
 from nearcast.fabric import links
 from nearcast.fabric.fabric import NAMESAKE_S
-from nearcast.fabric.linking import LAST_RETRY_S
+from nearcast.fabric.linking import LAST_RETRY_S, MAX_STRANGERS
 from nearcast.fabric.links import Link
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.codec import encode
@@ -133,6 +133,18 @@ def test_who_never_greets_is_sent_away() -> None:
     assert link.state == links.CLOSED
     assert not a.fabric.links
     assert a.fabric.protocol_errors == 1
+
+
+def test_strangers_in_numbers_keep_nobody_out() -> None:
+    mesh, a, b = pair()
+    found = [a.fabric.accepted(End(a, other=End(b)), Peer("stranger"), mesh.now) for _ in range(MAX_STRANGERS)]
+    mesh.link("b", "a")
+    assert [link.state == links.CLOSED for link in found] == [True] + [False] * (MAX_STRANGERS - 1)
+    mesh.run()
+    assert up(a, "b")
+    a.fabric.accepted(End(a, other=End(b)), Peer("stranger"), mesh.now)
+    assert up(a, "b")
+    assert len(a.fabric.links) == MAX_STRANGERS + 1
 
 
 def test_an_epoch_that_was_replaced_does_not_come_back() -> None:
