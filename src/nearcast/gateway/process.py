@@ -68,7 +68,8 @@ class GatewayProcess:
         self._clock = clock if clock is not None else SystemClock()
         self.monotonic = self._clock.monotonic
         self.events = logs.LimitedEvents(self._clock, config.observability.log_events_per_second)
-        rng = rng if rng is not None else random.Random(secrets.randbits(128))
+        # Nonces of links must not be guessed from those before.
+        rng = rng if rng is not None else random.SystemRandom()
         now = self.monotonic()
         fabric = config.fabric
         self.name = fabric.name or f"{socket.gethostname()}-gateway-{secrets.token_hex(3)}"
