@@ -19,14 +19,15 @@ they are; PROGRESS answers, once in each stream and in order with its messages: 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nearcast.errors import RemoteProtocolError
+from nearcast.errors import RemoteProtocolError, StorageUnavailable
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.messages import Arrived
-from nearcast.fabric.outgoing import PEER_PREFIX, RELIABLE_STREAM, UNRELIABLE_STREAM, PeerSession
-from nearcast.fabric.spool import SpoolStorage
+from nearcast.fabric.outgoing import PEER_PREFIX, RELIABLE_STREAM, UNRELIABLE_STREAM, PeerSession, for_groups
+from nearcast.fabric.spool import SpoolStorage, stretches_of
 from nearcast.mqtt import reasons, records
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.records import Fields, number
@@ -69,6 +70,8 @@ class Channels:
         self._next_check = 0.0
         self._next_pace = 0.0
         self.spool: SpoolStorage | None = None
+        # Files of brokers that were forgotten, as (session, file): one is looked through at a time.
+        self._ownerless: list[tuple[int, int]] = []
         self.watcher: ProgressWatcher | None = None
         #: Messages that came again, messages with a topic that is not allowed here, gaps that were seen.
         self.duplicates = 0
@@ -140,13 +143,25 @@ class Channels:
         session.closed()
         self._unconfirmed.pop(peer.name, None)
         self._gaps.pop(peer.name, None)
-        files = [file.number for file in session.spilled or ()] + session.useless_files
+        files = session.spilled or []
         session.spilled = None
         self._engine.sessions.end(session, now)
         self._origins.forget(peer.name)
         if self.spool is not None:
-            for file_number in files:
+            self._ownerless += [(session.number, file.number) for file in files]
+            for file_number in session.useless_files:
                 self.spool.remove(session.number, file_number)
+
+    def _share_out(self, spool: SpoolStorage, now: float) -> None:
+        """A file of a broker that was forgotten: what it was to give to one member of a group, others get."""
+        session_number, file_number = self._ownerless.pop(0)
+        try:
+            stretches = stretches_of(spool.read(session_number, file_number), self._engine.effects.wall_offset, 0)
+        except (StorageUnavailable, ValueError):
+            stretches = deque()
+        for topic_filter, publication in for_groups(stretches):
+            self._router.pass_on(topic_filter, publication, now)
+        spool.remove(session_number, file_number)
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
@@ -265,6 +280,8 @@ class Channels:
         thorough = now >= self._next_check
         if thorough:
             self._next_check = now + CHECK_S
+            if self._ownerless and self.spool is not None:
+                self._share_out(self.spool, now)
         for peer in list(self._fabric.peers.values()):
             session = peer.session
             if session.catching_up:

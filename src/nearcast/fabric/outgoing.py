@@ -12,6 +12,7 @@ catching up comes to an end.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from nearcast.errors import StorageUnavailable
@@ -302,12 +303,7 @@ class PeerSession(Session):
 
     def orphans(self) -> list[tuple[str, Publication]]:
         """What the other broker was to give to one member of a group and has not confirmed, as (filter, messages)."""
-        found: list[tuple[str, Publication]] = []
-        for pending in self.queue or ():
-            for name in pending.terms.via.split(VIA_SEPARATOR):
-                if name:
-                    found.append((name.lstrip(PASSED_ON), pending.publication.cut(pending.start, pending.count)))
-        return found
+        return for_groups(self.queue or ())
 
     def stuck_since(self) -> float:
         """Since when nothing was confirmed although something is on its way; 0 when nothing is."""
@@ -445,3 +441,13 @@ class PeerSession(Session):
         if not self.spilled:
             self.spilled = None
             self._next_file = 0
+
+
+def for_groups(stretches: Iterable[Pending]) -> list[tuple[str, Publication]]:
+    """What of this another broker was to give to one member of a group, as (filter, messages)."""
+    found: list[tuple[str, Publication]] = []
+    for pending in stretches:
+        for name in pending.terms.via.split(VIA_SEPARATOR):
+            if name:
+                found.append((name.lstrip(PASSED_ON), pending.publication.cut(pending.start, pending.count)))
+    return found

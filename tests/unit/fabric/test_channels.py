@@ -391,6 +391,8 @@ def test_a_broker_that_is_away_too_long_is_forgotten() -> None:
     assert "b" in a.fabric.peers
     mesh.advance(5)
     assert "b" not in a.fabric.peers
+    for _ in range(len(a.spool.kept)):  # one after the other
+        mesh.advance(1.0)
     assert not a.spool.kept
     assert a.engine.tree.count == 0
     a.crash(power_cut=False)
@@ -423,6 +425,31 @@ def test_what_was_queued_for_a_group_elsewhere_is_given_to_others_when_that_brok
     here.subscribe("$share/g/t")
     mesh.advance(150)
     assert payloads(here) == [b"1"]
+
+
+def test_what_waits_for_a_group_elsewhere_in_files_is_given_to_others_too() -> None:
+    settings = FabricSettings(keep_for_seconds=100, max_queued_bytes=2_000, max_queued_messages=40)
+    mesh, stream = linked(settings, durable=True)
+    there = Client(mesh.nodes["b"], "there", expiry=10_000)
+    there.subscribe("$share/g/t")
+    there.subscribe("plain")
+    mesh.run()
+    mesh.cut(stream)
+    publisher = Client(mesh.nodes["a"], "publisher")
+    sent = [b"%03d" % index + b"." * 100 for index in range(60)]
+    for payload in sent:
+        publisher.publish("t", payload, 1)
+        publisher.publish("plain", payload, 1)
+        mesh.nodes["a"].sync()
+    files = len(mesh.nodes["a"].spool.kept)
+    assert files > 3
+    here = Client(mesh.nodes["a"], "here")
+    here.subscribe("$share/g/t")
+    mesh.advance(150)
+    for _ in range(files):
+        mesh.advance(1.0)
+    assert sorted(payloads(here)) == sent
+    assert not mesh.nodes["a"].spool.kept
 
 
 def test_a_broker_that_leaves_its_fabric_keeps_nothing_for_it() -> None:
