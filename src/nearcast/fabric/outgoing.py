@@ -90,7 +90,8 @@ class PeerSession(Session):
         self.on_their_way: deque[OnItsWay] = deque()
         self.unconfirmed_bytes = 0
         self.max_unconfirmed_bytes = 1
-        self.max_packet_bytes = 1 << 62
+        # What every node takes, until the other broker says that it takes more.
+        self.max_packet_bytes = messages.MAX_PART_BYTES
         self._barriers: list[Barrier] = []
         # Catching up.
         self.catching_up = False
@@ -149,7 +150,7 @@ class PeerSession(Session):
 
     def forward(self, publication: Publication, via: str, now: float) -> None:
         peer = self.peer
-        if peer is None or not self.ready or not peer.has_room():
+        if peer is None or not peer.has_room():
             self.effects.stats.dropped_slow_consumer += publication.count
             self.dropped_messages += publication.count
             return
@@ -196,6 +197,7 @@ class PeerSession(Session):
         """There is no link any more."""
         self.ready = False
         self.catching_up = False
+        self.max_packet_bytes = messages.MAX_PART_BYTES
         self._barriers = []
 
     def drain(self, now: float) -> None:
@@ -322,14 +324,12 @@ class PeerSession(Session):
 
     def barrier(self, token: int, position: int) -> None:
         """Tell the other broker when everything was sent that is queued by now."""
-        peer = self.peer
-        if peer is None or not self.ready:
-            return
         upto = last_of(self.queue[-1]) if self.queue else 0
         if self.spilled:
             upto = max(upto, self.spilled[-1].last_sequence)
         self._barriers.append(Barrier(token, upto, position))
-        self._answer_barriers(peer)
+        if self.peer is not None and self.ready:
+            self._answer_barriers(self.peer)
 
     def _answer_barriers(self, peer: Peer) -> None:
         while self._barriers and self._barriers[0].upto <= self.last_sent:

@@ -9,6 +9,8 @@ from nearcast.errors import StorageUnavailable
 from nearcast.fabric import frames
 from nearcast.fabric.channels import RELIABLE_STREAM, UNRELIABLE_STREAM, forget_peers
 from nearcast.fabric.frames import frame
+from nearcast.fabric.links import Link
+from nearcast.fabric.messages import MAX_PART_BYTES
 from nearcast.fabric.outgoing import MAX_READS, PeerSession
 from nearcast.fabric.parts import Peer
 from nearcast.fabricconfig import Fabric as FabricSettings
@@ -38,6 +40,11 @@ def subscribed(mesh: Mesh) -> tuple[Client, Client]:
     subscriber.subscribe("t")
     mesh.run()
     return Client(mesh.nodes["a"], "publisher"), subscriber
+
+
+def link_of(end: End) -> Link:
+    assert end.link is not None
+    return end.link
 
 
 def session_at(mesh: Mesh, name: str, other: str) -> PeerSession:
@@ -538,6 +545,40 @@ def test_progress_comes_behind_all_that_was_sent_before_in_both_streams() -> Non
     publisher.publish("t", b"3", 1)
     mesh.run()
     assert sorted(payloads(subscriber)) == [b"0", b"0", b"1", b"2", b"3"]
+
+
+def test_what_does_not_wait_for_the_others_disk_works_before_it_says_what_it_has() -> None:
+    """CHANNEL waits for the disk of whoever says it; interest, barriers and QoS 0 messages do not."""
+    mesh = pair()
+    mesh.add("b", durable=True)
+    a, b = mesh.nodes["a"], mesh.nodes["b"]
+    subscriber = Client(b, "subscriber", expiry=100_000)
+    subscriber.subscribe("t")
+    mesh.run()
+    Client(b, "another", expiry=100_000)  # the disk has something to do
+    stream = mesh.link("a", "b")
+    for _ in range(10):  # everything arrives but what waits for the disk
+        for end in stream:
+            while end.inbox and end.link is not None:
+                end.node.fabric.receive(end.link, end.inbox.popleft(), mesh.now)
+                end.node.flush()
+    session = session_at(mesh, "a", "b")
+    assert not session.ready
+    assert "t" in session.subscriptions
+    watcher = Watcher()
+    b.fabric.channels.watcher = watcher
+    assert b.fabric.channels.ask_progress(b.fabric.peers["a"], 7)
+    b.flush()
+    publisher = Client(a, "publisher")
+    publisher.publish("t", b"at once", 0)
+    publisher.publish("t", bytes(MAX_PART_BYTES), 0)  # whether this is too large is not known yet
+    while stream[0].inbox:
+        a.fabric.receive(link_of(stream[0]), stream[0].inbox.popleft(), mesh.now)
+        a.flush()
+    mesh.run()
+    assert payloads(subscriber) == [b"at once"]
+    assert sorted(watcher.seen) == [(7, UNRELIABLE_STREAM), (7, RELIABLE_STREAM)]
+    assert a.engine.stats.dropped_too_large == 1
 
 
 @pytest.mark.parametrize(
