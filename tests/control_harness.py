@@ -136,6 +136,10 @@ class FakeGateway(FakeRegistrant):
         self.registration: Registration | None = None
         self._outcomes: list[Outcome] = []
         self._whole = True
+        self._told: dict[str, str] = {}
+
+    def has_news(self) -> bool:
+        return self._told != self.clients
 
     def registered(self, controller: str, now: float) -> None:
         self._whole = True
@@ -165,6 +169,7 @@ class FakeGateway(FakeRegistrant):
         brokers: dict[str, int] = {}
         for broker in self.clients.values():
             brokers[broker] = brokers.get(broker, 0) + 1
+        self._told = dict(self.clients)
         outcomes, self._outcomes = self._outcomes, []
         whole, self._whole = self._whole, False
         return Report(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import pytest
+
 from nearcast.cli.controller_client import ControllerClient
+from nearcast.cli.main import main
 from nearcast.serving.secrets import make_secret
 from tests.integration.broker.running import wait_for
-from tests.integration.brokers import NearcastBroker, running
+from tests.integration.brokers import NearcastBroker, running, started_together
 from tests.integration.gateways import NearcastGateway
 
 
@@ -69,6 +74,7 @@ class ControlledFabric:
         self.secret = directory / "fabric.secret"
         make_secret(self.secret)
         self._stack = ExitStack()
+        self.nodes: dict[str, NearcastBroker] = {}
         home = directory / "controller"
         home.mkdir()
         # Fast enough that a test need not wait for a period.
@@ -81,22 +87,40 @@ class ControlledFabric:
         home.mkdir()
         return home, ["--name", name, "--fabric-secret", str(self.secret), "--controller", self.controller.link_address]
 
-    def broker(self, name: str) -> NearcastBroker:
-        home, arguments = self._arguments(name)
-        return self._stack.enter_context(NearcastBroker(home, arguments=[*arguments, "--site", "here"]))
-
-    def gateway(self, name: str) -> NearcastGateway:
-        home, arguments = self._arguments(name)
-        gateway = NearcastGateway(home, arguments=arguments)
-        self._stack.enter_context(gateway)
-        return gateway
+    def start(self, *names: str, gateway: str = "") -> None:
+        """Brokers of these names, and a gateway if it has one; all start at the same time."""
+        made: list[NearcastBroker] = []
+        for name in names:
+            home, arguments = self._arguments(name)
+            made.append(NearcastBroker(home, arguments=[*arguments, "--site", "here"]))
+        if gateway:
+            home, arguments = self._arguments(gateway)
+            made.append(NearcastGateway(home, arguments=arguments))
+        started_together(made, self._stack)
+        self.nodes |= {node.directory.name: node for node in made}
 
     def wait_for_states(self, **states: str) -> None:
         wait_for(f"nodes {states}", lambda: states.items() <= self.controller.states().items())
 
     def nearcast(self, *words: str, code: int = 0) -> str:
-        """A command with the controller's address and the secret; its output, and what it says when it fails."""
-        environment = os.environ | {"NEARCAST_API": self.controller.api, "NEARCAST_FABRIC_SECRET": str(self.secret)}
+        """A command with the controller's address and the secret; its output, and what it says when it fails. It runs in this
+        process, which spares a second for each; :meth:`nearcast_process` is the same as users have it."""
+        output, errors = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+            for name, value in self._environment.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main(words)
+        assert ended.value.code == code, output.getvalue() + errors.getvalue()
+        return output.getvalue() if code == 0 else errors.getvalue()
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"NEARCAST_API": self.controller.api, "NEARCAST_FABRIC_SECRET": str(self.secret)}
+
+    def nearcast_process(self, *words: str, code: int = 0) -> str:
+        """A command as a process of its own."""
+        environment = os.environ | self._environment
         done = subprocess.run(
             [sys.executable, "-m", "nearcast", *words],
             env=environment,
@@ -111,5 +135,8 @@ class ControlledFabric:
     def json(self, *words: str) -> Any:
         return json.loads(self.nearcast(*words, "--json"))
 
-    def close(self) -> None:
-        self._stack.close()
+    def __enter__(self) -> ControlledFabric:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)

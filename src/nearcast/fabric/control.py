@@ -39,6 +39,9 @@ MAX_CLIENTS_PER_REPORT: Final = 2_000
 
 MAX_ORDERS_REMEMBERED: Final = 1_024
 
+CLIENTS_S: Final = 1.0
+"""How long a report of clients that came or went waits for more of them: a person who looks for one need not be patient."""
+
 NEWS_S: Final = 0.1
 """How long a report of something new waits for more of it: a new broker is measured along with others."""
 
@@ -232,6 +235,10 @@ class Registrant:
         """What to report now. Lists of changes are handed over: what is in a report is not reported again."""
         return Report()
 
+    def has_news(self) -> bool:
+        """Whether clients came or went since the last report."""
+        return False
+
     def registered(self, controller: str, now: float) -> None:
         """The controller is there (again), and is told everything from the beginning: next reports have to be whole."""
 
@@ -400,8 +407,11 @@ class Registration(LinkUser):
     def tick(self, now: float) -> None:
         if self.monitor is not None:
             self.monitor.tick(now)
-        if now >= self._report_at and self.link is not None:
-            self._report(now)
+        if self.link is not None:
+            if self._report_at > now + CLIENTS_S and self.registrant.has_news():
+                self._report_at = now + CLIENTS_S
+            if now >= self._report_at:
+                self._report(now)
 
     def _report(self, now: float) -> None:
         link = self.link

@@ -431,9 +431,7 @@ class Controller(LinkUser):
         for entry in self.brokers():
             if client in entry.clients:
                 raise Refused(f"client {client!r} is connected to {entry.name} without a gateway, so it cannot be moved")
-        raise Refused(
-            f"no gateway has a client {client!r}; `nearcast status --clients` lists them, new ones after 5 s", missing=True
-        )
+        raise Refused(f"no gateway has a client {client!r}; `nearcast status --clients` lists them", missing=True)
 
     def move(self, target: str, now: float, *, client: str = "", gateway: str = "") -> Move:
         """Move a client, or all clients of a gateway, by hand."""

@@ -30,9 +30,18 @@ class GatewayNode(Registrant):
         self._wall_offset = wall_offset
         self._reported: dict[str, ClientFacts] = {}
         self._whole = True
+        self._seen = (0, 0, 0)
 
     def node(self) -> Node:
         return self._describe()
+
+    def has_news(self) -> bool:
+        return self._seen != self._coming_and_going()
+
+    def _coming_and_going(self) -> tuple[int, int, int]:
+        """Figures of which one changes when a client comes or goes, or is saved from a broker that was lost."""
+        gateway = self._gateway
+        return gateway.stats.opened, len(gateway.tunnels), gateway.stats.resumed
 
     def registered(self, controller: str, now: float) -> None:
         self._reported.clear()
@@ -69,6 +78,7 @@ class GatewayNode(Registrant):
 
     def report(self, now: float) -> Report:
         gateway = self._gateway
+        self._seen = self._coming_and_going()
         brokers: dict[str, int] = {}
         present: dict[str, ClientFacts] = {}
         for tunnel in gateway.tunnels:

@@ -59,8 +59,10 @@ class RunningBroker:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         return self.process
 
-    def __enter__(self) -> RunningBroker:
-        process = self.launch()
+    def await_ready(self) -> None:
+        """Return once clients can come to the process that was launched."""
+        process = self.process
+        assert process is not None
 
         def ready() -> bool:
             if process.poll() is not None:
@@ -69,6 +71,10 @@ class RunningBroker:
 
         wait_for("readiness of the broker", ready)
         self.ready = json.loads(self._ready_path.read_bytes())
+
+    def __enter__(self) -> RunningBroker:
+        self.launch()
+        self.await_ready()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -138,6 +138,17 @@ def test_a_gateway_that_travels_is_noticed_within_a_period() -> None:
     assert took_s < 36.0, "a near and steady path is looked at every second period"
 
 
+def test_a_client_that_comes_is_known_in_a_moment() -> None:
+    net = two_brokers()
+    gateway = net.add_gateway("g", clients=1, home="near", near=1.0, far=80.0)
+    net.run(20.0)
+    reports = net.controller.reports
+    gateway.clients["new"] = "near"
+    took_s = net.run_until(lambda: "new" in net.controller.entries["g"].clients, "known")
+    assert took_s < 1.2
+    assert net.controller.reports <= reports + 2, "and nobody reports for nothing"
+
+
 def test_a_gateway_that_chose_by_itself_is_not_moved_for_that() -> None:
     net = two_brokers()
     gateway = net.add_gateway("g", home="near", near=1.0, far=1.2)
