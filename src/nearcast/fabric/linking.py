@@ -38,6 +38,8 @@ many times ``fail_after_seconds``. Probes wait behind what was sent before, so a
 
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 10.0
+LASTED_S: Final = 1.0
+"""A link that ended sooner was perhaps not wanted (another node has our name): it is dialled less and less often, too."""
 GREETING_S: Final = 10.0
 MAX_STRANGERS: Final = 1_024
 """Links that came from others and have not proved anything yet. With more the oldest goes: who has the secret needs one round
@@ -252,7 +254,6 @@ class Linking:
         if dialing is not None:
             if link.theirs is not None:
                 dialing.name = link.theirs.name
-            dialing.retry_s = FIRST_RETRY_S
             dialing.failures = 0
         self._tell(link, True)
         link.last_pong = now
@@ -288,6 +289,8 @@ class Linking:
             if link.met_itself:
                 del self._dialing[link.dialed]
             else:
+                if now - link.opened_at >= LASTED_S:
+                    dialing.retry_s = FIRST_RETRY_S
                 self._retry(dialing, now)
         if link.theirs is not None:
             self.link_down(link, now)

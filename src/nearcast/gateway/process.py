@@ -27,7 +27,7 @@ from nearcast.fabric.control import Node, Registration
 from nearcast.fabric.gateway import Gateway, GatewaySettings
 from nearcast.fabric.gateway_node import GatewayNode
 from nearcast.fabric.hub import Hub
-from nearcast.fabric.links import Greeting
+from nearcast.fabric.links import Greeting, Link
 from nearcast.fabric.moving import Order
 from nearcast.fabric.plain import PlainGateway
 from nearcast.fabric.trunk_lines import TrunkLine
@@ -324,6 +324,8 @@ class GatewayProcess:
             self._plain.dial()
         if self._monitoring is not None:
             self._monitoring.send()
+        for link, up in self.hub.take_news():
+            self._tell_of(link, up)
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -354,6 +356,17 @@ class GatewayProcess:
                 client.abort()
 
     # --- what the machine tells -----------------------------------------------------------------------------------------
+
+    def _tell_of(self, link: Link, up: bool) -> None:
+        """A link that came up or ended, for the log. Brokers that came or went are told by :meth:`_line_changed`."""
+        if up:
+            if link.role == "controller":
+                self.events.event(logging.INFO, "controller there", controller=link.name, address=link.dialed)
+        elif not link.was_up:
+            name = link.name or None
+            self.events.event(logging.WARNING, "link failed", node=name, address=link.dialed, reason=link.close_reason)
+        elif link.role == "controller" and not self.stopping:
+            self.events.event(logging.WARNING, "controller lost", controller=link.name, reason=link.close_reason)
 
     def _connected(self, tunnel: Tunnel) -> None:
         mirror = tunnel.mirror

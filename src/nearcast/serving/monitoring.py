@@ -107,8 +107,11 @@ class MonitoringSockets:
         """Send what the machine wants to have sent. Called after every call into it."""
         for address, data in self._monitor.take_outgoing():
             known = self._resolved.get(address)
-            if known is None or known[0] < self._monotonic():
+            if known is None:
                 known = self._resolve(address, data)
+            elif known[0] < self._monotonic():
+                # Asked for again beside: a probe that waits for a name measures the name server.
+                self._resolve(address, None)
             if known is not None:
                 self._send_to(known[1], known[2], data)
 
@@ -121,8 +124,8 @@ class MonitoringSockets:
         except OSError as error:  # a full buffer or no route: lost, as on the way
             logs.event(logging.DEBUG, "a probe was not sent", address=str(address[0]), reason=error.strerror)
 
-    def _resolve(self, address: str, data: bytes) -> tuple[float, socket.AddressFamily, Any] | None:
-        """Find the socket address. Numbers need no help; names are looked up beside, and the datagram follows."""
+    def _resolve(self, address: str, data: bytes | None) -> tuple[float, socket.AddressFamily, Any] | None:
+        """Find the socket address. Numbers need no help; names are looked up beside, and the datagram, if any, follows."""
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         try:
@@ -140,14 +143,15 @@ class MonitoringSockets:
         self._resolved[address] = known
         return known
 
-    async def _look_up(self, address: str, host: str, port: int, data: bytes) -> None:
+    async def _look_up(self, address: str, host: str, port: int, data: bytes | None) -> None:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
             for family, _, _, _, resolved in found:
                 if family in self._by_family:
                     known = (self._monotonic() + RESOLVED_FOR_SECONDS, socket.AddressFamily(family), resolved)
                     self._resolved[address] = known
-                    self._send_to(known[1], known[2], data)
+                    if data is not None:
+                        self._send_to(known[1], known[2], data)
                     break
         except OSError as error:
             logs.event(logging.DEBUG, "a node's name is not known", address=address, reason=error.strerror)

@@ -75,6 +75,15 @@ def test_a_second_node_of_the_same_name_is_refused_while_the_first_is_there() ->
     net.run_until(lambda: net.controller.entries["near"].node.epoch != first, "the second one once the first is silent")
 
 
+def test_a_node_that_is_refused_tries_less_and_less_often() -> None:
+    net = two_brokers()
+    net.machines["first"] = net.machines["near"]
+    net.add_broker("near")
+    broken = net.machines["controller"].hub.protocol_errors
+    net.run(60.0)
+    assert 5 <= net.machines["controller"].hub.protocol_errors - broken <= 20
+
+
 def test_a_broker_that_stops_gets_no_more_clients_and_has_left_when_its_link_ends() -> None:
     net = two_brokers()
     gateway = net.add_gateway("g", home="near", near=1.0, far=80.0)

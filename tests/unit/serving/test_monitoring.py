@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,31 @@ def test_names_are_looked_up_and_nonsense_is_passed_over() -> None:
         for nonsense in ("", "nowhere", "no.such.host.invalid:5", "127.0.0.1:port", ":7"):
             one.monitor.ping("nobody", nonsense, time.monotonic())
         await one.reaches(f"localhost:{two.sockets.port}")
+        one.sockets.close()
+        two.sockets.close()
+
+    asyncio.run(main())
+
+
+def test_a_name_is_looked_up_again_beside_and_holds_up_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        one, two = Node("one", "127.0.0.1"), Node("two", "127.0.0.1")
+        address = f"localhost:{two.sockets.port}"
+        await one.reaches(address)
+        loop = asyncio.get_running_loop()
+        answer, asked = asyncio.Event(), asyncio.Event()
+        look_up = loop.getaddrinfo
+
+        async def slow(*given: Any, **options: Any) -> Any:
+            asked.set()
+            await answer.wait()
+            return await look_up(*given, **options)
+
+        monkeypatch.setattr(loop, "getaddrinfo", slow)
+        monkeypatch.setattr(one.sockets, "_monotonic", lambda: time.monotonic() + 1_000.0)
+        await one.reaches(address)
+        await asked.wait()
+        answer.set()
         one.sockets.close()
         two.sockets.close()
 
