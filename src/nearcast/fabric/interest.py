@@ -20,6 +20,7 @@ what is published anywhere after SUBACK arrives. A broker that does not answer i
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
@@ -39,6 +40,9 @@ MORE: Final = 2
 
 #: Filters of one frame, in bytes, beyond which another one is begun.
 MAX_PIECE_BYTES: Final = 262_144
+
+#: SUBACKs of one client that may wait: one who asks for more without waiting for an answer gets the oldest early.
+MAX_HELD: Final = 1_000
 
 #: Filters that another broker may have: what its own clients may, and no more than memory bears.
 MAX_FILTERS: Final = 10_000_000
@@ -79,6 +83,9 @@ class Interest(Part):
         # New filters that are not in place everywhere, oldest first, with the version that has them.
         self._spreading: dict[str, int] = {}
         self._held: dict[Connection, list[HeldAnswer]] = {}
+        # What of that waits for which version, lowest first (behind it, a number that keeps equal ones apart): with thousands
+        # of clients that wait, not all of them are looked at with every word of every broker.
+        self._waiting: list[tuple[int, int, Connection]] = []
         self._timeout_s: float = fabric.settings.subscribe_timeout_seconds
         #: SUBACKs that waited, and those that were sent although some broker had not answered.
         self.held_answers = 0
@@ -172,6 +179,10 @@ class Interest(Part):
             version = waiting[-1].version  # answers stay in order
         waiting.append(HeldAnswer(answer, version, now + self._timeout_s))
         self.held_answers += 1
+        heapq.heappush(self._waiting, (version, self.held_answers, connection))
+        if len(waiting) > MAX_HELD:
+            self.late_answers += 1
+            self._answer(connection, waiting)
         return True
 
     def answer(self, connection: Connection) -> None:
@@ -188,7 +199,7 @@ class Interest(Part):
         return everywhere
 
     def _release(self) -> None:
-        if not self._spreading and not self._held:
+        if not self._spreading and not self._waiting:
             return
         everywhere = self._everywhere()
         while self._spreading:
@@ -196,7 +207,11 @@ class Interest(Part):
             if self._spreading[name] > everywhere:
                 break
             del self._spreading[name]
-        for connection, waiting in list(self._held.items()):
+        while self._waiting and self._waiting[0][0] <= everywhere:
+            _, _, connection = heapq.heappop(self._waiting)
+            waiting = self._held.get(connection)
+            if waiting is None:
+                continue
             while waiting and waiting[0].version <= everywhere:
                 self._answer(connection, waiting)
             if not waiting:

@@ -186,7 +186,7 @@ class LinkSockets:
             raw = transport.get_extra_info("socket")
             if raw is not None:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, ConfigError, UnicodeError) as error:  # ssl.SSLError and TimeoutError are OSErrors
+        except (OSError, ConfigError, ValueError) as error:  # ssl.SSLError and TimeoutError are OSErrors
             self._failed(address, error)
         else:
             if self._failures.pop(address, None) is not None:

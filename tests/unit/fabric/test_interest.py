@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nearcast.fabric.interest import MAX_PIECE_BYTES
+from nearcast.fabric.interest import MAX_HELD, MAX_PIECE_BYTES
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt.packets import SubAck, UnsubAck
 from tests.fabric_clients import Client
@@ -106,6 +106,35 @@ def test_answers_of_one_client_stay_in_order() -> None:
     assert answers(client) == []
     mesh.run()
     assert answers(client) == [SubAck, UnsubAck]
+
+
+def test_a_client_that_does_not_wait_for_answers_has_a_bounded_number_of_them_waiting() -> None:
+    mesh, _ = star("a", "b")
+    client = Client(mesh.nodes["a"], "client")
+    for index in range(MAX_HELD + 5):
+        client.subscribe(f"t/{index}")
+    assert len(answers(client)) == 5
+    mesh.run()
+    assert len(answers(client)) == MAX_HELD + 5
+
+
+def test_what_waits_for_one_broker_and_then_another_is_answered_when_both_know() -> None:
+    mesh, streams = star("a", "b")
+    first, second = Client(mesh.nodes["a"], "first"), Client(mesh.nodes["a"], "second")
+    first.subscribe("t")
+    second.subscribe("u")
+    first.subscribe("u")
+    mesh.add("c")
+    late = mesh.link("a", "c")
+    mesh.streams.remove(streams["b"])
+    mesh.run()
+    assert answers(first) == answers(second) == []
+    mesh.streams.remove(late)
+    mesh.streams.append(streams["b"])
+    mesh.run()
+    assert (len(answers(first)), len(answers(second))) == (2, 1)
+    assert mesh.nodes["a"].fabric.interest.late_answers == 0
+    assert mesh.nodes["a"].fabric.interest.next_deadline() == float("inf")
 
 
 def test_zero_seconds_mean_that_nothing_waits() -> None:
