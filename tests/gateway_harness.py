@@ -218,7 +218,11 @@ class Client:
             self.failures.append(reason)
             if not self.switching:
                 self.move_number = 0
-            elif channel == self.number:
+            elif channel != self.number:
+                pass  # the new broker says it, too
+            elif self.origin is not None and self.trunk is self.origin[0]:
+                self.closed = reason  # nobody has the session as it was
+            else:
                 self.take_back()
         else:
             raise AssertionError(f"frame {kind}")

@@ -87,7 +87,12 @@ class Arrivals:
             self.by_move[move] = arrival
         elif arrival.origin != peer.name:
             return
-        self._subscribe(arrival.shadow, decode_subscriptions(self._fabric, fields, arrival.shadow))
+        try:
+            wanted = decode_subscriptions(self._fabric, fields, arrival.shadow)
+        except ValueError as error:  # the limits here are others; ending the link would bring the same again
+            self.give_up(arrival, f"{self._fabric.name} does not take what the client subscribed to: {error}", now)
+            return
+        self._subscribe(arrival.shadow, wanted)
         arrival.round = current_round
         arrival.answered = False
         arrival.deadline = now + 2 * self._fabric.settings.move_timeout_seconds
@@ -143,6 +148,8 @@ class Arrivals:
         piece = fields.number()
         pieces = fields.number()
         content = fields.blob()
+        if piece >= pieces:
+            raise ValueError("more pieces of a session than it has")
         arrival = self.by_move.get(move)
         if arrival is None:
             if piece == pieces - 1:
@@ -197,14 +204,17 @@ class Arrivals:
             reached[name] = Reached(fields.number(), fields.number())
         session = decode_session(fabric, fields.blob(), now)
         session.arrived_by = arrival.move
+        # Later than the old broker's copy, and before every connection that the client made since it got that.
+        session.stamp += 1
+        fabric.seen_stamp(session.stamp)
         install(fabric, session, now)
-        if session.durable:
-            engine.effects.records.append(records.arrived(session.number, arrival.move))
-        waiting = arrival.shadow.buffer.take()
-        self._forget(arrival)
         for peer in fabric.peers.values():
             if peer.name in reached:
-                self._handover.fences.put(peer, session.number, reached[peer.name])
+                self._handover.fences.put(peer, session, reached[peer.name])
+        if session.durable:
+            engine.effects.records.append(records.arrived(session))
+        waiting = arrival.shadow.buffer.take()
+        self._forget(arrival)
         self.installed += 1
         self._remember(arrival)
         channel = arrival.channel

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from nearcast.fabric import frames
 from nearcast.fabric.fences import Fences, Reached
 from nearcast.fabric.frames import frame
+from nearcast.fabric.interest import HeldAnswer
 from nearcast.fabric.shadows import Buffer, Waiting
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt.connection import Connection
@@ -58,6 +59,8 @@ class Departure:
         self.waiting: Waiting | None = None
         self.queued_before = 0
         self.abandoned = False
+        #: Answers to SUBSCRIBE that wait for other brokers, for when the client is back.
+        self.answers: list[HeldAnswer] = []
         #: Read from the journal: the new broker is to be asked what it has.
         self.recovered = False
         #: Until when that broker may be out of reach before the session counts as left here.

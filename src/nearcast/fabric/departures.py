@@ -231,6 +231,7 @@ class Departures:
         departure.content = b"".join((blob(departure.agreement), reached, blob(content)))
         self._detach(departure, connection, now)
         self._note(session, departure.move, departure.target)
+        self._fabric.seen_stamp(session.stamp + 1)  # the new broker's; whoever connects here from now on is later
         self.send_state(departure)
 
     def _note(self, session: Session, move: int, target: str) -> None:
@@ -260,7 +261,6 @@ class Departures:
         connection.aliases_out = None
         connection.allowed_topics = None
         connection.close_reason = "moved"
-        self._engine.stats.connected_clients -= 1
         # What is still to be said to the client is sent first; only then the driver closes, and that says FROZEN.
         channel = departure.channel
         if channel is not None:
@@ -291,6 +291,8 @@ class Departures:
         departure = self.by_move.get(move)
         if departure is None or departure.target != peer.name or departure.state != FROZEN:
             return
+        if self._was_taken_over(departure):
+            return
         self._forget(departure)
         self.moved += 1
         session = departure.session
@@ -300,7 +302,7 @@ class Departures:
                 if kept.terms.via:
                     passed_on.append((kept.terms.via, kept.publication))
         discard(session, departure.queued_before)
-        session.connection = None
+        self._let_go(departure)
         session.will = None
         self._engine.sessions.end(session, now)
         for topic_filter, publication in passed_on:
@@ -336,6 +338,8 @@ class Departures:
         connection = departure.session.connection
         departure.abandoned = True
         if connection is not None:
+            departure.answers = self._fabric.interest.take(connection)
+            send_owed(self._engine, connection, departure.session, now)
             departure.agreement = encode_connection(connection)
         self._detach(departure, connection, now)
 
@@ -354,10 +358,12 @@ class Departures:
 
     def _thaw(self, departure: Departure, now: float) -> None:
         """The session stays after all, as it was."""
+        if self._was_taken_over(departure):
+            return
         self._forget(departure)
         session = departure.session
         self._note(session, 0, "")
-        session.connection = None
+        self._let_go(departure)
         channel = departure.returning
         if departure.without_client and (not departure.recovered or session.expires_at or session.will_due_at):
             self._engine.sessions.schedule(session, now)
@@ -366,12 +372,21 @@ class Departures:
             self._engine.sessions.leave(session, False, now)
             return
         self.thawed += 1
+        session.stamp += 2  # the new broker's copy, if it has one, has the next one
         self._handover.attach(channel, session, Agreement(departure.agreement), departure.move, now)
+        if channel.connection is not None:
+            self._fabric.interest.give(channel.connection, departure.answers)
         if departure.buffer is not None:
             for kept in departure.buffer.take():
                 if not kept.publication.expired(now):
                     self._engine.router.deliver(session, kept.publication, kept.terms, now)
         self._handover.go_on(channel, session, now)
+
+    def _let_go(self, departure: Departure) -> None:
+        """Nobody stands in for the client any more."""
+        if departure.waiting is not None:
+            self._engine.stats.connected_clients -= 1
+        departure.session.connection = None
 
     def _forget(self, departure: Departure) -> None:
         self.by_move.pop(departure.move, None)
@@ -415,22 +430,27 @@ class Departures:
         """Look again at those whose client is waited for, and at those whose session somebody took over."""
         for departure in list(self.by_move.values()):
             if departure.state == FROZEN:
-                self._check_taken_over(departure, now)
+                self._was_taken_over(departure)
             elif self._engine.sessions.by_client.get(departure.session.client_id) is not departure.session:
                 self.fail(departure, "the session ended", now)
             elif departure.freeze_asked:
                 self.advance(departure, now)
 
-    def _check_taken_over(self, departure: Departure, now: float) -> None:
+    def _was_taken_over(self, departure: Departure) -> bool:
+        """Whether the client connected here again, and has the session or ended it. Then the move is over."""
         session = departure.session
-        if self._engine.sessions.by_client.get(session.client_id) is session and session.connection is departure.waiting:
-            return
+        is_here = self._engine.sessions.by_client.get(session.client_id) is session
+        if is_here and session.connection is departure.waiting:
+            return False
         self._forget(departure)
+        if is_here:
+            self._note(session, 0, "")
         peer = self._fabric.peers.get(departure.target)
         if peer is not None:
             peer.send(abandon_frame(departure.move, "the client connected again"))
         if departure.returning is not None:
             departure.returning.refuse(departure.move, "the client connected again")
+        return True
 
     def tick(self, now: float) -> None:
         for departure in list(self.by_move.values()):

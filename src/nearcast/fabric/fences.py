@@ -2,7 +2,8 @@
 
 When a session is installed, its old broker says how far it had come with each origin's messages, in both streams (see
 :mod:`nearcast.fabric.channels`). What comes later from an origin and is not beyond that was delivered there. A fence stands
-until the origin's streams have passed it, which the origin is asked to say (PROGRESS).
+until the origin's streams have passed it, which the origin is asked to say (PROGRESS). The session's records have it, too:
+after a crash, reliable messages come again, and QoS 0 messages do not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nearcast.fabric.parts import Peer
 from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.session import Session
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
@@ -36,13 +38,20 @@ class Fences:
         self._fabric = fabric
         self.by_origin: dict[str, dict[int, Reached]] = {}
 
-    def put(self, peer: Peer, session_number: int, reached: Reached) -> None:
+    def put(self, peer: Peer, session: Session, reached: Reached) -> None:
         """Keep from a session what it had elsewhere, unless all of that has passed here, too."""
         if reached.reliable <= peer.received and reached.unreliable <= peer.received_unreliable:
             return
-        self.by_origin.setdefault(peer.name, {})[session_number] = reached
+        if reached.reliable > peer.received:
+            session.fences = {**(session.fences or {}), peer.name: reached.reliable}
+        self.by_origin.setdefault(peer.name, {})[session.number] = reached
         peer.fenced = True
         self.ask(peer)
+
+    def recovered(self, session: Session) -> None:
+        """The session was read from the journal, with the fences it had."""
+        for name, reliable in (session.fences or {}).items():
+            self.put(self._fabric.peer(name), session, Reached(reliable, 0))
 
     def ask(self, peer: Peer) -> None:
         """Have the origin say when the fences are behind it."""

@@ -71,6 +71,7 @@ class Handover(Part):
         for session in list(self._engine.sessions.by_client.values()):
             if session.arrived_by:
                 self.arrivals.done[session.arrived_by] = session.client_id
+                self.fences.recovered(session)
             if session.departing_by:
                 self.departures.recovered(session, now)
 
@@ -168,8 +169,10 @@ class Handover(Part):
         engine.stats.connected_clients += 1
         if connection.keep_alive_seconds:
             engine.timers.schedule(connection, now + 1.5 * connection.keep_alive_seconds, now)
+        stamp = session.stamp
         for watcher in engine.sessions.watchers:
             watcher.attached(session)
+        session.stamp = stamp  # the client did not connect anew: whoever did since is later
         if session.durable:
             engine.effects.records.append(records.session(session, engine.effects.wall_offset, False))
 

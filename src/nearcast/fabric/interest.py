@@ -190,6 +190,19 @@ class Interest(Part):
         for held in self._held.pop(connection, []):
             connection.push_held(held.answer)
 
+    def take(self, connection: Connection) -> list[HeldAnswer]:
+        """What waits for a connection that is about to be replaced by another one."""
+        return self._held.pop(connection, [])
+
+    def give(self, connection: Connection, waiting: list[HeldAnswer]) -> None:
+        """Have it wait for this one."""
+        if waiting:
+            self._held[connection] = waiting
+            for held in waiting:
+                self.held_answers += 1
+                heapq.heappush(self._waiting, (held.version, self.held_answers, connection))
+            self._release()
+
     def _everywhere(self) -> int:
         """The version that all brokers that are there have in place; all versions when there is none."""
         everywhere = self.version

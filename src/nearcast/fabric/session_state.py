@@ -69,6 +69,7 @@ def encode_session(fabric: Fabric, session: Session, now: float) -> bytes:
         for pending in session.queue:
             table.need(pending.publication, pending.start, pending.count)
     parts = [number(VERSION), blob(session.client_id.encode("utf-8")), text(session.username)]
+    parts.append(number(session.stamp))
     parts.append(number(session.expiry_seconds))
     parts.append(_left(session.expires_at, now))
     will = session.will
@@ -125,6 +126,7 @@ def decode_session(fabric: Fabric, data: bytes, now: float) -> Session:
         raise ValueError(f"a session in version {version}, {VERSION} is spoken here")
     session = _make(fabric, fields.blob().decode("utf-8"))
     session.username = fields.text()
+    session.stamp = fields.number()
     session.expiry_seconds = fields.number()
     session.expires_at = _moment(fields, now)
     if fields.number():
@@ -143,7 +145,7 @@ def decode_session(fabric: Fabric, data: bytes, now: float) -> Session:
         if fields.number() == 0:
             session.inflight[packet_id] = RELEASED
             continue
-        publication = publications[fields.number()]
+        publication = _entry(publications, fields.number())
         index = fields.number()
         if index >= publication.count:
             raise ValueError("a message in flight that is not there")
@@ -151,7 +153,7 @@ def decode_session(fabric: Fabric, data: bytes, now: float) -> Session:
         session.inflight_bytes += publication.stride
     queue: deque[Pending] = deque()
     for _ in range(fields.number()):
-        publication = publications[fields.number()]
+        publication = _entry(publications, fields.number())
         start = fields.number()
         count = fields.number()
         if start + count > publication.count:
@@ -329,6 +331,12 @@ def origin_name(fabric: Fabric, origin: int) -> str:
 def origin_number(fabric: Fabric, name: str) -> int:
     """The number that a broker's name has here as an origin."""
     return 0 if name == fabric.name else fabric.peer(name).number
+
+
+def _entry(publications: list[Publication], index: int) -> Publication:
+    if index >= len(publications):
+        raise ValueError("a message that is not there")
+    return publications[index]
 
 
 def _publication_fields(fabric: Fabric, publication: Publication, now: float) -> bytes:

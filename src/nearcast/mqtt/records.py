@@ -250,9 +250,13 @@ def departing(session_number: int, move: int, target: str) -> bytes:
     return _KIND[DEPARTING] + number(session_number) + number(move) + blob(target.encode("utf-8"))
 
 
-def arrived(session_number: int, move: int) -> bytes:
-    """The session came from another broker, with this move."""
-    return _KIND[ARRIVED] + number(session_number) + number(move)
+def arrived(of: Session) -> bytes:
+    """The session came from another broker, with the messages of its fences."""
+    fences = of.fences or {}
+    parts = [_KIND[ARRIVED], number(of.number), number(of.arrived_by), number(len(fences))]
+    for name, reliable in fences.items():
+        parts.append(blob(name.encode("utf-8")) + number(reliable))
+    return b"".join(parts)
 
 
 def retained(publication: Publication, wall_offset: float, version: Version | None) -> bytes:

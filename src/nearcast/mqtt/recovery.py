@@ -200,6 +200,11 @@ class Recovery:
             session.departing_to = fields.blob().decode("utf-8")
         elif kind == records.ARRIVED:
             session.arrived_by = fields.number()
+            fences: dict[str, int] = {}
+            for _ in range(fields.number()):
+                name = fields.blob().decode("utf-8")
+                fences[name] = fields.number()
+            session.fences = fences or None
         elif kind == records.SPILLED:
             file = Spilled(fields.number(), fields.number(), fields.number(), fields.number())
             self._take(session, fields.number())
@@ -405,7 +410,7 @@ class Snapshot:
             for file in session.spilled:
                 found.append(records.spilled(session.number, file, 0))
         if session.arrived_by:
-            found.append(records.arrived(session.number, session.arrived_by))
+            found.append(records.arrived(session))
         if session.departing_by:
             found.append(records.departing(session.number, session.departing_by, session.departing_to))
         if session.marks is not None:

@@ -123,6 +123,8 @@ class Session:
         self.arrived_by = 0
         self.departing_by = 0
         self.departing_to = ""
+        # By origin, the last reliable sequence that it had at the broker it came from and this one has yet to see pass.
+        self.fences: dict[str, int] | None = None
         #: Whether this is another broker's session (:mod:`nearcast.fabric.channels`), and no client's.
         self.is_peer = False
 
