@@ -20,6 +20,7 @@ from nearcast.fabric import links
 from nearcast.fabric.controlling import Controller
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Greeting
+from nearcast.fabric.registry import Entry
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.monitoring import Monitor
 from nearcast.mqtt.access import Peer
@@ -207,6 +208,13 @@ class ControllerProcess:
                 self._states[name] = entry.state
                 level = logging.WARNING if entry.state == "down" else logging.INFO
                 logs.event(level, f"{entry.node.role} is {entry.state}", node=name, site=entry.node.site or None)
+                if entry.state == "up" and _is_out_of_reach(entry):
+                    logs.event(
+                        logging.WARNING,
+                        "other machines cannot reach this broker, it takes links from its own only: start it with --link-host",
+                        node=name,
+                        link=entry.node.link,
+                    )
         if len(self._states) > len(entries):
             self._states = {name: state for name, state in self._states.items() if name in entries}
         moves = self.controller.moves
@@ -255,6 +263,12 @@ class ControllerProcess:
     def port(self) -> int:
         """The real port for nodes."""
         return self.listener.port
+
+
+def _is_out_of_reach(entry: Entry) -> bool:
+    """Whether a broker of another machine named an address that means something only there: the default, forgotten."""
+    host = entry.node.link.rpartition(":")[0].strip("[]")
+    return entry.link is not None and bool(host) and is_loopback(host) and not is_loopback(entry.link.connection.peer.address)
 
 
 def ready_report(process: ControllerProcess, pid: int) -> bytes:

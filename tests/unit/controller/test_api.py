@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from litestar.testing import TestClient
 
@@ -180,6 +181,16 @@ def test_openapi_describes_every_path(shown: Shown) -> None:
     for path, methods in paths.items():
         for method, described in methods.items():
             assert described["summary"], (path, method)
+
+
+def test_a_broker_that_others_cannot_reach_is_told_of(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    node = shown.net.controller.entries["far"].node
+    shown.net.controller.entries["far"].node = msgspec.structs.replace(node, link="127.0.0.1:1884")
+    with caplog.at_level("INFO", "nearcast"):
+        shown.process._log_changes()
+        shown.process._log_changes()
+    told = [record.__dict__ for record in caplog.records if "cannot reach this broker" in record.getMessage()]
+    assert len(told) == 1
 
 
 def test_metrics_are_rendered(shown: Shown) -> None:
