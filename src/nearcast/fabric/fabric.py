@@ -20,7 +20,7 @@ from typing import Final
 from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import links
-from nearcast.fabric.channels import PEER_PREFIX, Channels, PeerSession
+from nearcast.fabric.channels import PEER_PREFIX, Channels
 from nearcast.fabric.classes import TopicClasses
 from nearcast.fabric.handover import Handover
 from nearcast.fabric.interest import Interest
@@ -312,8 +312,3 @@ class Fabric(Linking):
         for user in self.users.values():
             deadline = min(deadline, user.next_deadline())
         return deadline
-
-
-def is_peer(session: object) -> bool:
-    """Whether a session is another broker's."""
-    return isinstance(session, PeerSession)

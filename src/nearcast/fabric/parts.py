@@ -30,7 +30,6 @@ class Peer:
         self.origin = origin
         self.link: Link | None = None
         self.up = False
-        self.address = ""
         self.received_unreliable = 0
         #: Whether some of its messages were delivered elsewhere (:mod:`nearcast.fabric.fences`).
         self.fenced = False
