@@ -43,7 +43,7 @@ def test_a_long_outage_goes_to_disk_and_nothing_of_it_is_lost(tmp_path: Path) ->
                     assert isinstance(speaker.receive(), PubAck)
         assert a.metric("broker_queued_messages", broker="b") == COUNT
         assert a.metric("broker_dropped_messages", broker="b") == 0
-        assert a.metric("broker_spilled_bytes", broker="b") > COUNT * 200
+        wait_for("the files", lambda: a.metric("broker_spilled_bytes", broker="b") > COUNT * 200)
         assert list((a.data / "spool").iterdir())
         a.kill()
         (a.data / "spool" / "99-1").write_bytes(b"left by a crash")
