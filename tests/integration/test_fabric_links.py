@@ -34,7 +34,13 @@ class Brokers:
         self.by_name: dict[str, NearcastBroker] = {}
 
     def add(
-        self, name: str, *peers: NearcastBroker, secret: Path | None = None, data: bool = False, advertise: str = ""
+        self,
+        name: str,
+        *peers: NearcastBroker,
+        secret: Path | None = None,
+        data: bool = False,
+        advertise: str = "",
+        config: str = "",
     ) -> NearcastBroker:
         arguments = ["--name", name, "--fabric-secret", str(secret or self.secret)]
         for peer in peers:
@@ -43,7 +49,7 @@ class Brokers:
             arguments += ["--advertise", advertise]
         home = self.directory / name
         home.mkdir()
-        broker = NearcastBroker(home, data=data, arguments=arguments)
+        broker = NearcastBroker(home, config, data=data, arguments=arguments)
         self.by_name[name] = self._stack.enter_context(broker)
         return broker
 

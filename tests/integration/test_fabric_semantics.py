@@ -26,8 +26,9 @@ both_versions = pytest.mark.parametrize("version", [MQTTv311, MQTTv5], ids=["3.1
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     made = Brokers(tmp_path_factory.mktemp("fabric"))
-    first = made.add("a", data=True)
-    made.add("b", first)
+    config = "[fabric]\nretained_interval_seconds = 0.2\n"
+    first = made.add("a", data=True, config=config)
+    made.add("b", first, config=config)
     made.meet("a", "b")
     yield made
     made.close()

@@ -25,13 +25,16 @@ PATIENCE_SECONDS = 20.0
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
     """The first true value of ``condition``; fails by name when there is none."""
     deadline = time.monotonic() + seconds
+    pause_s = 0.005
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > deadline:
             pytest.fail(f"{what} did not happen within {seconds:g} s")
-        time.sleep(0.01)
+        # Less and less often: whoever is asked again and again has no time to become ready.
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.3, 0.05)
 
 
 class RunningBroker:
