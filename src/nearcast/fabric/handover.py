@@ -25,6 +25,7 @@ This file joins the old broker's side (:mod:`nearcast.fabric.departures`) and th
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 MAX_AWAY_AT_ONCE: Final = 64
 """Sessions without a client that are on their way at once when a broker is being left."""
 
+LOOK_S: Final = 0.1
+"""How often a broker that is being left looks for sessions whose clients went away: there may be a million to look at."""
+
 FENCES_S: Final = 1.0
 """How often an origin is asked whether its messages have passed the fences."""
 
@@ -58,8 +62,10 @@ class Handover(Part):
         self._engine = fabric.engine
         self.leaving = False
         self._ask_again_at = 0.0
-        #: Sessions that no other broker took when this one was being left.
+        #: When this broker is being left: sessions that are to go next, those that no other broker took, when to look again.
+        self._next: deque[Session] = deque()
         self._stays: set[str] = set()
+        self._look_at = 0.0
         self.fences = Fences(fabric)
         self.departures = Departures(fabric, self)
         self.arrivals = Arrivals(fabric, self)
@@ -226,14 +232,17 @@ class Handover(Part):
         return nearest
 
     def _send_away(self, now: float) -> None:
-        room = MAX_AWAY_AT_ONCE - len(self.departures.by_move)
-        peer = self._nearest() if room > 0 else None
-        if peer is None:
-            return
-        for session in self._away()[:room]:
-            # Once: where it is refused it stays, in the journal if there is one.
-            self._stays.add(session.client_id)
-            self.departures.begin(self._fabric.rng.getrandbits(60), session, peer.name, None, now)
+        if not self._next and now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._next.extend(self._away())
+        peer = self._nearest() if self._next else None
+        while peer is not None and self._next and len(self.departures.by_move) < MAX_AWAY_AT_ONCE:
+            session = self._next.popleft()
+            is_here = self._engine.sessions.by_client.get(session.client_id) is session
+            if is_here and session.connection is None and session.client_id not in self._stays:
+                # Once: where it is refused it stays, in the journal if there is one.
+                self._stays.add(session.client_id)
+                self.departures.begin(self._fabric.rng.getrandbits(60), session, peer.name, None, now)
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -258,4 +267,6 @@ class Handover(Part):
 
     def next_deadline(self) -> float:
         deadline = self._ask_again_at if self.fences.by_origin else FOREVER
+        if self.leaving:
+            deadline = min(deadline, self._look_at)
         return min(deadline, self.departures.next_deadline(), self.arrivals.next_deadline())

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from nearcast.config import Limits
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabricconfig import Fabric as FabricSettings
@@ -473,4 +474,30 @@ def test_a_broker_that_stops_takes_no_clients() -> None:
     client.move("b")
     world.run()
     assert client.failures == ["b is stopping"]
+    world.clean()
+
+
+def test_a_client_that_goes_away_while_its_broker_is_being_left_is_handed_over_too() -> None:
+    world, client, _ = world_with_client(expiry=100)
+    world.mesh.nodes["a"].fabric.leave(world.mesh.now)
+    world.run()
+    client.close()
+    world.advance(1)
+    assert world.mesh.nodes["a"].fabric.handover.has_left()
+    assert world.homes("client") in "bc"
+    world.clean()
+
+
+def test_a_broker_that_does_not_take_such_subscriptions_says_so_and_stays_linked() -> None:
+    world, client, publisher = world_with_client()
+    client.subscribe("t/" + "x/" * 20, 1)
+    world.run()
+    world.mesh.nodes["b"].fabric.limits = Limits(max_topic_levels=5)
+    client.move("b")
+    world.run()
+    assert "does not take what the client subscribed to" in client.failures[0]
+    assert world.mesh.nodes["a"].fabric.peers["b"].up
+    publisher.publish("t", b"x", 1)
+    world.run()
+    assert client.messages == [("t", b"x")]
     world.clean()
