@@ -242,6 +242,21 @@ class Interest(Part):
                 self._answer(connection, waiting)
             if not waiting or connection.state != CONNECTED:
                 del self._held[connection]
+        if len(self._waiting) > MAX_HELD:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """A broker that is there and never confirms must not make us remember everybody who waited for it in vain."""
+        held = 0
+        for waiting in self._held.values():
+            held += len(waiting)
+        if len(self._waiting) > 2 * held:
+            found: list[tuple[int, int, Connection]] = []
+            for connection, waiting in self._held.items():
+                for answer in waiting:
+                    found.append((answer.version, len(found), connection))
+            heapq.heapify(found)
+            self._waiting = found
 
     def next_deadline(self) -> float:
         deadline = FOREVER

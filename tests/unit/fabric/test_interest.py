@@ -118,6 +118,25 @@ def test_a_client_that_does_not_wait_for_answers_has_a_bounded_number_of_them_wa
     assert len(answers(client)) == MAX_HELD + 5
 
 
+def test_who_waited_in_vain_is_not_remembered() -> None:
+    mesh, streams = star("a", "b")
+    client = Client(mesh.nodes["a"], "client")
+    mesh.streams.remove(streams["b"])  # it is there, and silent
+    interest = mesh.nodes["a"].fabric.interest
+    for index in range(2 * MAX_HELD):
+        client.subscribe(f"t/{index}")
+    mesh.now += 3.0
+    interest.tick(mesh.now)
+    mesh.nodes["a"].flush()
+    assert len(answers(client)) == 2 * MAX_HELD
+    assert interest._waiting == []
+    mesh.streams.append(streams["b"])
+    mesh.run()
+    client.subscribe("one/more")
+    mesh.run()
+    assert len(answers(client)) == 2 * MAX_HELD + 1
+
+
 def test_what_waits_for_one_broker_and_then_another_is_answered_when_both_know() -> None:
     mesh, streams = star("a", "b")
     first, second = Client(mesh.nodes["a"], "first"), Client(mesh.nodes["a"], "second")
