@@ -116,7 +116,7 @@ def test_a_fabric_from_nothing_moved_drained_and_shown(fabric: ControlledFabric)
 
     nodes = fabric.nearcast_process("nodes")
     assert all(word in nodes for word in ("b1", "b2", "g", "here", "gateway"))
-    assert "2 brokers, 1 gateways" in fabric.nearcast("status")
+    assert "2 brokers, 1 gateway, " in fabric.nearcast("status")
 
 
 def test_a_broker_that_is_killed_is_found_out_and_its_clients_go_on(fabric: ControlledFabric) -> None:

@@ -61,6 +61,10 @@ def _span(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
@@ -92,7 +96,7 @@ def status(
         _print_json(content | ({"links": found_links} if links else {}) | ({"clients": found_clients} if clients else {}))
         return
     console = _console()
-    counts = f"{summary['brokers']} brokers, {summary['gateways']} gateways, {summary['clients']:,} clients"
+    counts = ", ".join(_count(summary[f"{what}s"], what) for what in ("broker", "gateway", "client"))
     console.print(Text(counts, style="bold"))
     if summary["nodes_not_up"]:
         console.print(Text("not up: ", style="red") + _plain(", ".join(summary["nodes_not_up"])))
@@ -258,7 +262,7 @@ def move(
     elif ordered["state"] == "done":
         clients = ordered["moved_clients"]
         gap = f", none held up for more than {ordered['longest_gap_ms']:.0f} ms" if clients else ""
-        typer.echo(f"moved {clients:,} client{'s' if clients != 1 else ''} to {target}{gap}")
+        typer.echo(f"moved {_count(clients, 'client')} to {target}{gap}")
     if ordered["ended_at"] and ordered["state"] != "done":
         verb = "was superseded" if ordered["state"] == "superseded" else ordered["state"]
         raise NearcastError(f"the move {verb}: {ordered['detail'] or 'no reason was given'}")
@@ -303,9 +307,10 @@ def drain(
     elif stop:
         typer.echo(f"{broker} gets clients again")
     elif found["clients_to_move"]:
-        typer.echo(f"{broker} is being drained: {found['clients_to_move']:,} clients to move")
+        typer.echo(f"{broker} is being drained: {_count(found['clients_to_move'], 'client')} to move")
     else:
-        rest = f"; {direct:,} clients without a gateway stay until it stops" if direct > 0 else ""
+        stay = "stays" if direct == 1 else "stay"
+        rest = f"; {_count(direct, 'client')} without a gateway {stay} until it stops" if direct > 0 else ""
         typer.echo(f"{broker} has no client of a gateway and gets none{rest}")
     if wait and found["clients_to_move"]:
         raise typer.Exit(1)

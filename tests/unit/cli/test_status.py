@@ -11,7 +11,7 @@ from rich.console import Console
 
 from nearcast.cli.controller_client import ControllerClient, quoted
 from nearcast.cli.main import main
-from nearcast.cli.status import _clients_table, _plain, _span
+from nearcast.cli.status import _clients_table, _count, _plain, _span
 from nearcast.errors import ConfigError, NearcastError
 
 
@@ -31,6 +31,10 @@ def test_names_are_safe_in_a_path() -> None:
 
 def test_spans_are_readable() -> None:
     assert [_span(seconds) for seconds in (None, 3.2, 119, 600, 8_000)] == ["-", "3 s", "119 s", "10 min", "2 h"]
+
+
+def test_one_is_not_many() -> None:
+    assert [_count(number, "client") for number in (0, 1, 1_200)] == ["0 clients", "1 client", "1,200 clients"]
 
 
 def test_a_token_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
