@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nearcast.broker.registering import Registering
-from nearcast.broker.spool_files import SpoolFiles
+from nearcast.broker.spool_files import SPOOL, SpoolFiles
 from nearcast.config import LINK_KINDS, BrokerConfig
 from nearcast.errors import ConfigError, StorageUnavailable
 from nearcast.fabric.fabric import Fabric
@@ -79,7 +79,7 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self.fabric.begin(self._broker.monotonic())
         if persistence.directory is not None:
-            directory = Path(persistence.directory) / "spool"
+            directory = Path(persistence.directory) / SPOOL
             self._spool = SpoolFiles(directory, self._spilled_later, fsync=persistence.sync == "fsync")
             self.fabric.channels.use_spool(self._spool)
 

@@ -27,6 +27,7 @@ from nearcast.broker.passwords import PasswordTable, load_passwords
 from nearcast.broker.rates import Rates
 from nearcast.broker.scram import METHOD as SCRAM
 from nearcast.broker.scram import ScramSha256
+from nearcast.broker.spool_files import clear_spool
 from nearcast.broker.stalls import StallWatch
 from nearcast.broker.sys_topics import SysTopics
 from nearcast.broker.topic_keeping import KeptTopics
@@ -398,6 +399,7 @@ class Broker:
             self.links.open()
         else:
             forget_peers(self.engine, self.monotonic())
+            clear_spool(self.config.persistence.directory)
 
     def _close_journal(self) -> None:
         journal, self._journal = self._journal, None

@@ -16,6 +16,9 @@ from pathlib import Path
 from nearcast.broker.files import failing, sync_directory
 from nearcast.errors import StorageUnavailable
 
+SPOOL = "spool"
+"""The folder's name in a data directory."""
+
 _NAME = re.compile(r"(\d{1,18})-(\d{1,18})")
 
 Done = Callable[[int, int, StorageUnavailable | None], None]
@@ -77,3 +80,12 @@ class SpoolFiles:
     def close(self) -> None:
         """Wait for what is being written."""
         self._writer.shutdown(wait=True)
+
+
+def clear_spool(data_directory: str | None) -> None:
+    """This broker is no longer part of a fabric: nobody will ask for these files."""
+    if data_directory is not None:
+        with contextlib.suppress(OSError):
+            for path in (Path(data_directory) / SPOOL).iterdir():
+                if _NAME.fullmatch(path.name) is not None:
+                    path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nearcast.broker.spool_files import SpoolFiles
+from nearcast.broker.spool_files import SPOOL, SpoolFiles, clear_spool
 from nearcast.errors import StorageUnavailable
 
 
@@ -56,6 +56,16 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert failed is not None
     assert "cannot be written" in str(failed)
     files.close()
+
+
+def test_who_leaves_a_fabric_leaves_no_files(tmp_path: Path) -> None:
+    clear_spool(None)
+    clear_spool(str(tmp_path))
+    (tmp_path / SPOOL).mkdir()
+    (tmp_path / SPOOL / "3-7").write_bytes(b"content")
+    (tmp_path / SPOOL / "something else").write_bytes(b"")
+    clear_spool(str(tmp_path))
+    assert [path.name for path in (tmp_path / SPOOL).iterdir()] == ["something else"]
 
 
 def test_a_place_that_is_none_is_said_at_once(tmp_path: Path) -> None:
