@@ -117,7 +117,7 @@ class Trunk:
             client.granted_bytes += fields.number()
         elif kind == frames.CLIENT_CLOSE:
             client.was_closed(self, channel, fields.blob().decode())
-        else:
+        elif kind != frames.FOUND:
             client.moving(self, channel, kind, fields)
 
 

@@ -66,6 +66,7 @@ RESUME: Final = 70
 RESUMED: Final = 71
 MOVE_FAILED: Final = 72
 LEAVING: Final = 73
+FOUND: Final = 74
 
 # Between any node and the controller (nearcast.fabric.control).
 REGISTER: Final = 80

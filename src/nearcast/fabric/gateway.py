@@ -27,6 +27,7 @@ from nearcast.fabric.tunnels import CLOSED, GREETING, OPEN, RESUMING, WAITING, C
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.records import Fields
+from nearcast.mqtt.session import packet_ids_of
 
 RECONSIDER_S: Final = 15.0
 """How often a gateway without a controller looks for a nearer broker."""
@@ -349,7 +350,7 @@ class Gateway(LinkUser):
             return
         fields = Fields(content)
         channel = line.channels.get(fields.number())
-        if kind < frames.CLIENT_DATA or kind > frames.LEAVING:
+        if kind < frames.CLIENT_DATA or kind > frames.FOUND:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a gateway")
         if channel is None:
             return  # the client left, and the broker has yet to hear of it
@@ -372,6 +373,14 @@ class Gateway(LinkUser):
             if tunnel.state == RESUMING and tunnel.upstream is channel:
                 self.stats.resumed += 1
                 tunnel.resumed()
+        elif kind == frames.FOUND:
+            if tunnel.upstream is channel and tunnel.mirror is not None:
+                subscriptions: list[tuple[str, int, int]] = []
+                for _ in range(fields.number()):
+                    topic_filter = fields.blob().decode("utf-8")
+                    options = fields.number()
+                    subscriptions.append((topic_filter, options, fields.number()))
+                tunnel.mirror.found(subscriptions, packet_ids_of(fields.blob()))
         else:
             self._move_frame(kind, channel, fields, now)
 

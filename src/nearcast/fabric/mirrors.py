@@ -137,10 +137,8 @@ class Mirror:
         self.version = 0
         self.client_id = ""
         self.username: str | None = None
-        self.clean_start = True
         self.keep_alive_seconds = 0
         self.connected = False
-        self.session_present = False
         self.leaving = False
         self.authenticating = False
         #: Topic filter -> options as in journal records, subscription identifier.
@@ -174,7 +172,6 @@ class Mirror:
             self.version = packet.version
             self.client_id = packet.client_id
             self.username = packet.username
-            self.clean_start = packet.clean_start
             self.keep_alive_seconds = packet.keep_alive
             self.authenticating = packet.properties is not None and packet.properties.authentication_method is not None
 
@@ -372,6 +369,8 @@ class Mirror:
                     self.received.add(packet_id)
         elif kind == PUBCOMP:
             self.releases.pop(packet_id, None)
+        elif kind == PUBREL:
+            self.delivered[packet_id] = RECORDED  # perhaps of a message from before this connection
         elif kind in (SUBACK, UNSUBACK):
             request = self.requests.pop(packet_id, None)
             if request is not None:
@@ -387,7 +386,6 @@ class Mirror:
             return
         self.connected = True
         self.authenticating = False
-        self.session_present = packet.session_present
         properties = packet.properties
         if properties is not None:
             if properties.assigned_client_identifier is not None:
@@ -417,6 +415,12 @@ class Mirror:
                 if code < REFUSED:
                     self.subscriptions.pop(topic_filter, None)
 
+    def found(self, subscriptions: list[tuple[str, int, int]], received: list[int]) -> None:
+        """What the client's session has from before its connection."""
+        for topic_filter, options, identifier in subscriptions:
+            self.subscriptions[topic_filter] = (options, identifier)
+        self.received.update(received)
+
     # --- when a broker is lost ------------------------------------------------------------------------------------------
 
     def facts(self) -> bytes:
@@ -424,7 +428,6 @@ class Mirror:
         parts = [
             blob(self.connect),
             blob(self.client_id.encode("utf-8")),
-            number(1 if self.session_present else 0),
             number(len(self.subscriptions)),
         ]
         for topic_filter, (options, identifier) in self.subscriptions.items():

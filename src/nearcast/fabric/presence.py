@@ -54,6 +54,11 @@ GONE: Final = 0
 AWAY: Final = 1
 CONNECTED: Final = 2
 
+# How SESSION_ASK wants a session.
+KEPT: Final = 0
+CLEAN: Final = 1
+RESUMED: Final = 2
+
 # What SESSION_ANSWER says.
 NONE: Final = 0
 ENDED: Final = 1
@@ -92,7 +97,10 @@ class Question:
         self.number = fields.number()
         self.client_id = fields.blob().decode("utf-8")
         self.username = fields.text()
-        self.clean_start = fields.number() != 0
+        how = fields.number()
+        self.clean_start = how == CLEAN
+        #: The client has noticed nothing: its gateway lost the broker it was at, and went on elsewhere.
+        self.resumes = how == RESUMED
         self.stamp = fields.number()
 
 
@@ -329,13 +337,14 @@ class Presence(Part):
         claim.asked = peer.name
         claim.question = claim.stamp
         claim.questions += 1
+        how = RESUMED if claim.connection.resumption is not None else CLEAN if claim.clean_start else KEPT
         peer.send(
             frame(
                 frames.SESSION_ASK,
                 number(claim.stamp),
                 blob(claim.connection.client_id.encode("utf-8")),
                 text(claim.verdict.username),
-                number(1 if claim.clean_start else 0),
+                number(how),
                 number(claim.stamp),
             )
         )
@@ -459,10 +468,12 @@ class Presence(Part):
         if connection is not None:  # [MQTT-3.1.4-3]
             self.takeovers += 1
             self._engine.stats.takeovers += 1
+            if question.resumes:
+                self._sessions.suspend(session, now)
             self._engine.drop(connection, reasons.SESSION_TAKEN_OVER, now, None)
         if self._sessions.by_client.get(client_id) is not session:
             self._answer(peer, question, NONE)
-        elif question.clean_start:
+        elif question.clean_start or (session.expiry_seconds == 0 and not question.resumes):
             self._sessions.end(session, now)
             self._answer(peer, question, ENDED)
         else:

@@ -6,8 +6,7 @@ subscriptions, QoS 2 exchanges that are not finished, topic aliases. If the sess
 and no retained messages, and then from its gateway what it still waits for.
 
 What the lost broker had queued for the client, or had not yet sent, is lost with it, unless it comes back with its journal
-before the session ends. A client that relied on subscriptions of an earlier connection, which its gateway has not seen, is
-closed instead, so that it learns that they are gone.
+before the session ends.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
-from nearcast.mqtt import reasons, records
+from nearcast.mqtt import records
 from nearcast.mqtt.codec import decode
 from nearcast.mqtt.connection import Connection, Resumption
 from nearcast.mqtt.decoding import claimed_version
@@ -42,7 +41,6 @@ class Resumed(Resumption):
         client_id = fields.blob().decode("utf-8")
         if self.connect is not None:
             self.connect.client_id = client_id
-        self._relies_on_session = fields.number() != 0
         self._subscriptions: list[tuple[str, int, int]] = []
         for _ in range(fields.number()):
             topic_filter = fields.blob().decode("utf-8")
@@ -58,9 +56,6 @@ class Resumed(Resumption):
             self._aliases[alias] = fields.blob()
 
     def accepted(self, connection: Connection, session: Session, present: bool, now: float) -> None:
-        if not present and self._relies_on_session and not self._subscriptions:
-            self._fabric.engine.drop(connection, reasons.UNSPECIFIED_ERROR, now, None)
-            return
         if not present:
             # Identifiers of the lost broker may still be acknowledged: begin somewhere else.
             session.next_id = self._fabric.rng.randrange(1, MAX_PACKET_ID)

@@ -6,7 +6,9 @@ CLIENT_WINDOW says how many bytes were passed on. A client that does not read is
 does not read holds up all of its own.
 
 What closes a channel is said once (CLIENT_CLOSE) and not answered: frames of a channel that is closed may still arrive, and
-are passed over. How a client is taken from one broker to another is :mod:`nearcast.fabric.handover`'s business.
+are passed over. A client that takes up a session gets its CONNACK behind FOUND, which tells the gateway what the session has
+from before: should this broker be lost, the gateway is to know all of it (:mod:`nearcast.fabric.resumption`). How a client
+is taken from one broker to another is :mod:`nearcast.fabric.handover`'s business.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from nearcast.fabric.resumption import Resumed
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.connection import CLOSED, Connection
-from nearcast.mqtt.records import Fields, blob, number, text
+from nearcast.mqtt.records import Fields, blob, number, subscription_fields, text
+from nearcast.mqtt.session import Session
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
@@ -35,6 +38,10 @@ GRANT_BYTES: Final = 65_536
 
 PIECE_BYTES: Final = 65_536
 """Output is cut into frames of this size, so that one client's bulk does not stand before everybody's messages."""
+
+SUSPENDED_TIMES: Final = 2.0
+"""So many times ``fail_after_seconds`` sessions are kept after the link to their gateway was cut. Too low ends sessions of
+clients that are still there; too high delays the wills of clients whose gateway is gone."""
 
 SECURE: Final = 1
 LOOPBACK: Final = 2
@@ -106,6 +113,12 @@ class Channel:
             frame(frames.MOVE_FAILED, number(self.number), number(move), blob(reason.encode("utf-8", "replace")))
         )
 
+    def found(self, subscriptions: list[bytes], received_ids: bytes) -> None:
+        """Tell the gateway what the client's session has: subscriptions, and QoS 2 messages that it has yet to release."""
+        self.trunk.link.send(
+            frame(frames.FOUND, number(self.number), number(len(subscriptions)), *subscriptions, blob(received_ids))
+        )
+
     def refuse(self, move: int, reason: str) -> None:
         """A client that was to come does not: the channel is over."""
         if not self.closed:
@@ -132,6 +145,10 @@ class Trunk:
         connection = channel.connection
         if connection is not None:
             channel.connection = None
+            session = connection.session
+            if lost_gateway and session is not None and not self.link.left:
+                # The gateway may live, and go on elsewhere or here with clients that noticed nothing.
+                self.trunks.engine.sessions.suspend(session, self.trunks.now)
             self.trunks.engine.lose(connection, self.trunks.now)
         self.trunks.handover.channel_ended(channel, lost_gateway, self.trunks.now)
 
@@ -146,6 +163,9 @@ class Trunks(LinkUser):
         self.now = 0.0
         self.refused = 0
         self.handover = fabric.handover
+        # The two ends of a link may notice its loss at different times, so far apart at most.
+        fabric.engine.sessions.watchers.append(self)
+        fabric.engine.sessions.suspended_seconds = SUSPENDED_TIMES * fabric.settings.fail_after_seconds
 
     # --- links ----------------------------------------------------------------------------------------------------------
 
@@ -154,7 +174,7 @@ class Trunks(LinkUser):
         self.by_link[link] = Trunk(self, link)
 
     def link_down(self, link: Link, now: float) -> None:
-        """The gateway is gone, and its clients with it: to the engine each lost its connection."""
+        """The gateway is gone. If it said goodbye, its clients are with it; if not, they may come back with it."""
         self.now = now
         trunk = self.by_link.pop(link, None)
         if trunk is not None:
@@ -267,6 +287,33 @@ class Trunks(LinkUser):
         elif channel.taken_bytes >= GRANT_BYTES and not channel.closed:
             channel.trunk.link.send(frame(frames.CLIENT_WINDOW, number(channel.number), number(channel.taken_bytes)))
             channel.taken_bytes = 0
+
+    def attached(self, session: Session) -> None:
+        connection = session.connection
+        channel = None if connection is None else connection.handle
+        if not isinstance(channel, Channel) or channel.adopting or not (session.subscriptions or session.received_ids):
+            return  # a gateway that moves a client knows its session
+        received = b"".join([packet_id.to_bytes(2, "big") for packet_id in sorted(session.received_ids or set())])
+        parts: list[bytes] = []
+        size = 0
+        for subscription in session.subscriptions.values():
+            part = subscription_fields(subscription)
+            parts.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                channel.found(parts, b"")
+                parts = []
+                size = 0
+        channel.found(parts, received)
+
+    def left(self, session: Session) -> None:
+        """Not of interest here."""
+
+    def ended(self, session: Session) -> None:
+        """Not of interest here."""
+
+    def shared(self, topic_filter: str) -> None:
+        """Not of interest here."""
 
     # --- the whole broker -----------------------------------------------------------------------------------------------
 

@@ -205,12 +205,15 @@ class Handshake:
             return
         if session is not None and session.connection is not None:  # [MQTT-3.1.4-3]
             self._effects.stats.takeovers += 1
+            before = session.connection
             if resumption is not None:
-                session.will = None  # the client is not gone
-            self._drop(session.connection, reasons.SESSION_TAKEN_OVER, now, None)
+                sessions.suspend(session, now)  # the client is not gone
+            self._drop(before, reasons.SESSION_TAKEN_OVER, now, None)
             session = sessions.by_client.get(client_id)
         was_durable = session is not None and session.durable
-        if session is not None and clean_start:  # [MQTT-3.1.2-4]
+        # One without expiry is only there for its gateway to go on with: to a client that connects it is over.
+        over = session is not None and session.expiry_seconds == 0 and resumption is None
+        if session is not None and (clean_start or over):  # [MQTT-3.1.2-4]
             sessions.end(session, now)
             session = None
         present = session is not None

@@ -57,6 +57,8 @@ class Sessions:
         self.watchers: list[SessionWatcher] = []
         #: How long after a restart wills wait at least: among several brokers, a client may be at another one by now.
         self.recovered_will_delay_seconds = 0.0
+        #: How long a session is kept whose connection was cut between here and the client's gateway (:meth:`suspend`).
+        self.suspended_seconds = 0.0
         self._effects = effects
         self._tree = tree
         self._router = router
@@ -117,7 +119,19 @@ class Sessions:
             session.durable = False
             self._effects.records.append(records.session_ended(session.number))
 
-    def leave(self, session: Session, clean: bool, now: float, least_will_delay_seconds: float = 0.0) -> None:
+    def suspend(self, session: Session, now: float) -> None:
+        """The session's connection ended, and the client may have noticed nothing: for a while the session neither ends nor
+        speaks through its will, so that the client can go on with it wherever its gateway brings it."""
+        self.leave(session, False, now, self.suspended_seconds, self.suspended_seconds)
+
+    def leave(
+        self,
+        session: Session,
+        clean: bool,
+        now: float,
+        least_will_delay_seconds: float = 0.0,
+        least_expiry_seconds: float = 0.0,
+    ) -> None:
         """The session's connection ended: ``clean`` when the client said goodbye and wants no will published."""
         connection = session.connection
         if connection is not None:
@@ -125,7 +139,8 @@ class Sessions:
         session.connection = None
         if clean:
             session.will = None
-        if session.expiry_seconds == 0:
+        expiry = max(float(session.expiry_seconds), least_expiry_seconds)
+        if expiry == 0.0:
             self.end(session, now)
             return
         will = session.will
@@ -133,13 +148,13 @@ class Sessions:
             delay = least_will_delay_seconds
             if will.properties is not None and will.properties.will_delay_interval is not None:
                 delay = max(delay, will.properties.will_delay_interval)
-            delay = min(delay, session.expiry_seconds)
+            delay = min(delay, expiry)
             if delay == 0.0:
                 self.publish_will(session, now)
             else:
                 session.will_due_at = now + delay
         if session.expiry_seconds != NEVER:
-            session.expires_at = now + session.expiry_seconds
+            session.expires_at = now + expiry
         self.schedule(session, now)
         self._remember(session)
         for watcher in self.watchers:

@@ -162,6 +162,25 @@ def test_a_client_without_a_broker_waits_and_is_served_when_one_comes() -> None:
     assert isinstance(client.take()[0], ConnAck)
 
 
+def test_subscriptions_of_an_earlier_connection_survive_the_broker() -> None:
+    host = gateway("a", "b")
+    host.machine.assign("a", ["a", "b"], host.mesh.now)
+    for _ in range(2):
+        client = host.accept(4)
+        client.say(Connect("c", 4, clean_start=False))
+        (answer,) = client.take()
+        assert isinstance(answer, ConnAck)
+        if not answer.session_present:
+            client.say(*[Subscribe(1, [SubscriptionRequest(f"t/{'x' * 1000}/{index}", 1)]) for index in range(100)])
+            client.vanish()
+    host.mesh.nodes["a"].crash()
+    host.mesh.run()
+    assert host.broker_of(client) == "b"
+    found = host.mesh.nodes["b"].engine.sessions.by_client["c"]
+    assert len(found.subscriptions) == 100
+    assert {subscription.qos for subscription in found.subscriptions.values()} == {1}
+
+
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_client_does_not_wait_for_ever(version: int) -> None:
     mesh = Mesh()

@@ -197,13 +197,25 @@ def test_facts_for_the_next_broker() -> None:
     fields = Fields(b"\x00" + seen.facts())
     assert fields.blob() == seen.connect
     assert fields.blob() == b"c"
-    assert fields.number() == 0
     assert fields.number() == 1
     assert (fields.blob(), fields.number(), fields.number()) == (b"a/+", 1, 0)
     assert fields.blob() == (7).to_bytes(2, "big")
     assert fields.blob() == (3).to_bytes(2, "big")
     assert fields.number() == 1
     assert (fields.number(), fields.blob()) == (5, b"t")
+
+
+def test_what_the_session_has_from_before_is_known() -> None:
+    seen = mirror()
+    seen.found([("before", 2, 9)], [7])
+    seen.incoming(encode(PubRel(3), 5))
+    fields = Fields(b"\x00" + seen.facts())
+    assert (fields.blob(), fields.blob(), fields.number()) == (seen.connect, b"c", 1)
+    assert (fields.blob(), fields.number(), fields.number()) == (b"before", 2, 9)
+    assert (fields.blob(), fields.blob()) == (b"\x00\x07", b"\x00\x03")
+    seen.outgoing(encode(PubComp(3), 5) + encode(PubRel(7), 5))
+    seen.incoming(encode(PubComp(7), 5))
+    assert seen.at_rest
 
 
 def test_an_assigned_identifier_counts() -> None:

@@ -17,6 +17,8 @@ from nearcast.mqtt.packets import (
     PubComp,
     Publish,
     PubRel,
+    Subscribe,
+    SubscriptionRequest,
     Will,
 )
 from nearcast.mqtt.records import Fields, blob, number
@@ -51,12 +53,11 @@ def facts(
     connect: Connect,
     *,
     subscriptions: tuple[tuple[str, int], ...] = (),
-    present: bool = False,
     received: bytes = b"",
     unreleased: bytes = b"",
     aliases: tuple[tuple[int, bytes], ...] = (),
 ) -> bytes:
-    parts = [blob(encode(connect, connect.version)), blob(b"client"), number(1 if present else 0), number(len(subscriptions))]
+    parts = [blob(encode(connect, connect.version)), blob(b"client"), number(len(subscriptions))]
     parts += [blob(name.encode()) + number(qos) + number(0) for name, qos in subscriptions]
     parts += [blob(received), blob(unreleased), number(len(aliases))]
     parts += [number(alias) + blob(topic) for alias, topic in aliases]
@@ -112,18 +113,84 @@ def test_a_session_that_is_found_goes_on() -> None:
     publisher.publish("t", b"1", 1)
     before.close()
     publisher.publish("t", b"2", 1)
-    client = resume(gateway, "a", facts(connect(properties=Properties(session_expiry_interval=100)), present=True))
+    client = resume(gateway, "a", facts(connect(properties=Properties(session_expiry_interval=100))))
     run_all(mesh, gateway)
     assert client.resumed == 1
     assert client.messages == [("t", b"1"), ("t", b"2")]
 
 
-def test_a_client_that_relied_on_a_session_that_is_lost_is_closed() -> None:
-    mesh, gateway = make()
-    client = resume(gateway, "a", facts(connect(clean_start=False), present=True))
-    run_all(mesh, gateway)
-    assert client.resumed is None
-    assert client.closed is not None
+def two_brokers() -> tuple[Mesh, Gateway, Gateway]:
+    """Two brokers that are linked; a gateway that is to lose its link to the first, and one that is not."""
+    mesh = Mesh()
+    mesh.add("a")
+    mesh.add("b")
+    mesh.link("a", "b")
+    mesh.run()
+    return mesh, Gateway(mesh, "gateway"), Gateway(mesh, "other")
+
+
+WILL = Will("gone", b"bye")
+
+
+@pytest.mark.parametrize("broker", ["a", "b"])
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_session_without_expiry_outlives_the_link_to_its_gateway(broker: str, noticed: bool) -> None:
+    """Whether the broker has noticed or not: its QoS 2 messages are published once, its will not at all."""
+    mesh, gateway, other = two_brokers()
+    watcher = other.mqtt_client("a", "watcher")
+    watcher.subscribe("#", 2)
+    client = gateway.client("a")  # one that answers nothing
+    client.write(encode(connect(will=WILL), MQTT_5) + encode(Subscribe(1, [SubscriptionRequest("t", 1)]), MQTT_5))
+    client.write(encode(Publish("own", b"once", 2, packet_id=7), MQTT_5))
+    run_all(mesh, gateway, other)
+    if noticed:
+        gateway.cut("a")
+    else:
+        gateway.trunks.pop("a")
+    run_all(mesh, gateway, other)
+    mesh.now += 0.01
+    again = resume(gateway, broker, facts(connect(will=WILL)))
+    run_all(mesh, gateway, other)
+    assert again.resumed == 1
+    again.write(encode(Publish("own", b"once", 2, packet_id=7, dup=True), MQTT_5))
+    watcher.publish("t", b"still here", 1)
+    run_all(mesh, gateway, other)
+    assert again.messages == [("t", b"still here")]
+    assert sorted(watcher.messages) == [("own", b"once"), ("t", b"still here")]
+    mesh.advance(60)
+    assert [name for name in ("a", "b") if "client" in mesh.nodes[name].engine.sessions.by_client] == [broker]
+    assert len(watcher.messages) == 2
+
+
+@pytest.mark.parametrize("broker", ["a", "b"])
+def test_a_client_that_connects_after_its_gateway_was_lost_has_a_session_only_if_it_asked_for_one(broker: str) -> None:
+    for expiry, present in ((0, False), (100, True)):
+        mesh, gateway, other = two_brokers()
+        gateway.mqtt_client("a", "client", expiry=expiry).subscribe("t", 1)
+        run_all(mesh, gateway, other)
+        gateway.cut("a")
+        run_all(mesh, gateway, other)
+        mesh.now += 0.01
+        again = other.mqtt_client(broker, "client", expiry=expiry, clean_start=False)
+        run_all(mesh, gateway, other)
+        assert [connack.session_present for connack in again.connacks] == [present]
+
+
+def test_sessions_of_a_gateway_that_does_not_come_back_end_as_ever() -> None:
+    mesh, gateway, other = two_brokers()
+    watcher = other.mqtt_client("a", "watcher")
+    watcher.subscribe("gone", 1)
+    gateway.mqtt_client("a", "client", will=WILL)
+    run_all(mesh, gateway, other)
+    gateway.cut("a")
+    run_all(mesh, gateway, other)
+    mesh.advance(1.9 * mesh.settings.fail_after_seconds)
+    run_all(mesh, gateway, other)
+    assert watcher.messages == []
+    mesh.advance(0.2 * mesh.settings.fail_after_seconds)
+    run_all(mesh, gateway, other)
+    assert watcher.messages == [("gone", b"bye")]
+    assert "client" not in mesh.nodes["a"].engine.sessions.by_client
 
 
 def test_exchanges_at_qos_2_come_to_their_end() -> None:

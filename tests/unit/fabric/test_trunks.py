@@ -71,7 +71,7 @@ def test_a_client_whose_transport_is_lost_speaks_through_its_will(how: str) -> N
     if how == "client":
         one.close()
     else:
-        gateway.cut("a")
+        gateway.trunk("a").send(frame(frames.GOODBYE, blob(b"stopping")))
     other.run()
     assert b"one is gone" in watcher.received
     assert mesh.nodes["a"].engine.stats.connected_clients == 1
