@@ -356,6 +356,14 @@ class Departures:
         else:
             peer.send(abandon_frame(departure.move, "the client came back"))
 
+    def stay(self, departure: Departure, now: float) -> None:
+        """Nobody else has the session, and its client connects elsewhere: it is here, as that of a client that is away."""
+        channel = departure.returning
+        departure.returning = None
+        self._thaw(departure, now)
+        if channel is not None:
+            channel.refuse(departure.move, "the client connected elsewhere")
+
     def _thaw(self, departure: Departure, now: float) -> None:
         """The session stays after all, as it was."""
         if self._was_taken_over(departure):

@@ -434,6 +434,9 @@ class Presence(Part):
         session = self._sessions.by_client.get(client_id)
         departures = self._fabric.handover.departures
         departure = departures.by_client.get(client_id)
+        if departure is not None and departure.state == FROZEN and departure.abandoned:
+            departures.stay(departure, now)
+            departure = None
         if departure is not None and departure.state == FROZEN:
             if departure.target == peer.name:
                 self._answer(peer, question, COMING)
@@ -465,6 +468,8 @@ class Presence(Part):
                 self._answer(other, before, MOVED, peer.name)
         if departure is not None:
             departures.fail(departure, "the client connected elsewhere", now)
+            if departure.state == FROZEN:
+                departures.stay(departure, now)
         if connection is not None:  # [MQTT-3.1.4-3]
             self.takeovers += 1
             self._engine.stats.takeovers += 1

@@ -227,3 +227,44 @@ def test_an_answer_that_waits_for_other_brokers_is_not_lost_with_a_move() -> Non
     world.link("ab")
     world.advance(3)
     world.clean()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_session_that_nobody_has_brought_back_yet_is_given_to_who_connects(frozen: bool) -> None:
+    """The move fails after FREEZE, and the client connects elsewhere before its gateway brings it back."""
+    world, client, publisher = world_with_client(durable=True, expiry=100)
+    client.acknowledges = False
+    publisher.publish("t", b"1", 1)
+    world.run()
+    if frozen:
+        a = leave_frozen(world, client)
+    else:
+        world.frozen(client)
+        a = world.mesh.nodes["a"]
+        world.gateway.trunks["a"].to_broker.appendleft(
+            frame(frames.CLIENT_DATA, number(client.origin[1] if client.origin else 0), b"\x82\x09\x00\x07\x00\x00\x03new\x01")
+        )
+        while world.gateway.trunks["a"].to_broker:
+            world.gateway.trunks["a"].step_to_broker()
+    if frozen:
+        world.mesh.nodes["b"].fabric.handover.leave(world.mesh.now)
+        arrival = next(iter(world.mesh.nodes["b"].fabric.handover.arrivals.by_move.values()))
+        world.mesh.nodes["b"].fabric.handover.arrivals.give_up(arrival, "of no use", world.mesh.now)
+        world.mesh.nodes["b"].flush()
+        deliver(world, "ab", "a")
+        assert [departure.abandoned for departure in a.fabric.handover.departures.by_move.values()] == [True]
+    again = connect_again(world, "c")
+    world.gateway.trunks["c"].run()
+    world.mesh.run()
+    world.gateway.trunks["c"].run()
+    for _ in range(3):
+        world.mesh.advance(0.2)
+        world.gateway.trunks["c"].run()
+    assert [(answer.reason_code, answer.session_present) for answer in again.connacks] == [(0, True)]
+    assert again.messages == [("t", b"1")]
+    world.gateway.stepwise = False
+    world.run()
+    world.advance(5)
+    assert client.closed is not None
+    assert world.homes("client") == "c"
+    world.clean()
