@@ -25,7 +25,7 @@ from nearcast.fabric import replays
 from nearcast.fabric.gateway import Gateway, GatewaySettings
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.replays import Farewell, Replay
-from nearcast.fabric.tunnels import OPEN, RESUMING, Tunnel, Upstream
+from nearcast.fabric.tunnels import CLOSED, OPEN, RESUMING, Tunnel, Upstream
 from nearcast.mqtt import reasons
 
 PROBE_S: Final = 15.0
@@ -297,7 +297,7 @@ class PlainGateway(Gateway):
 
     def resume(self, tunnel: Tunnel, now: float, but: str = "") -> None:
         mirror = tunnel.mirror
-        if tunnel.closing or mirror is None:
+        if tunnel.closing or tunnel.state == CLOSED or mirror is None:
             return
         tunnel.lost(complete_here=True)
         if not mirror.connected:
