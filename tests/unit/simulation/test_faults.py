@@ -22,6 +22,8 @@ from nearcast.scenario.events import (
     Restart,
     Resume,
     SkewClock,
+    Start,
+    Stop,
 )
 from nearcast.simulation import World
 from nearcast.simulation.disks import DEFAULT_SYNC_S
@@ -228,6 +230,8 @@ EXAMPLES: dict[type, tuple[Event, str]] = {
     Kill: (Kill(at_s=1, host="a"), "kill a"),
     Crash: (Crash(at_s=1, host="a"), "power cut at a"),
     Restart: (Restart(at_s=1, host="a"), "restart a"),
+    Start: (Start(at_s=1, process="p"), "start p"),
+    Stop: (Stop(at_s=1, process="p"), "stop p"),
     Pause: (Pause(at_s=1, host="a"), "pause a"),
     Resume: (Resume(at_s=1, host="a"), "resume a"),
     Cut: (Cut(at_s=1, source=("a", "b"), one_way=True), "cut a b -> everything else"),
