@@ -120,6 +120,13 @@ def discard(session: Session, queued_before: int) -> None:
     session.queued_bytes = size
 
 
+def turn_away(channel: Channel) -> None:
+    """The session is another connection's: the gateway must close this one. It would take the session back otherwise."""
+    if not channel.closed:
+        channel.trunk.link.send(frame(frames.CLIENT_CLOSE, number(channel.number), blob(b"session taken over")))
+        channel.trunk.end(channel)
+
+
 def abandon_frame(move: int, reason: str) -> bytes:
     """The old broker's ABANDON: the new one is not to have the session; what does it have?"""
     return frame(frames.ABANDON, number(move), number(1), blob(reason.encode("utf-8")))

@@ -25,6 +25,7 @@ from nearcast.fabric.departing import (
     discard,
     reached_fields,
     send_owed,
+    turn_away,
 )
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Peer
@@ -55,6 +56,9 @@ UNREACHABLE_TIMES: Final = 6
 ASK_AGAIN_S: Final = 0.1
 """How long the old broker waits before it asks the same again: for a broker that only one of the two reaches."""
 
+MAX_SUPERSEDED: Final = 1_000
+"""Moves that are remembered after their client connected anew, for gateways that have yet to hear of it."""
+
 
 class Departures:
     """All of them, by the number of the move."""
@@ -68,6 +72,8 @@ class Departures:
         self.moved = 0
         self.failed = 0
         self.thawed = 0
+        #: Moves that ended because the client connected anew: whoever comes back with one of them is too late.
+        self.superseded: dict[int, None] = {}
 
     def recovered(self, session: Session, now: float) -> None:
         """This broker crashed after it had sent a session away: the new one says whether it has it, once it is there."""
@@ -361,8 +367,14 @@ class Departures:
         channel = departure.returning
         departure.returning = None
         self._thaw(departure, now)
+        self._supersede(departure.move, channel)
+
+    def _supersede(self, move: int, channel: Channel | None) -> None:
+        self.superseded[move] = None
+        if len(self.superseded) > MAX_SUPERSEDED:
+            del self.superseded[next(iter(self.superseded))]
         if channel is not None:
-            channel.refuse(departure.move, "the client connected elsewhere")
+            turn_away(channel)
 
     def _thaw(self, departure: Departure, now: float) -> None:
         """The session stays after all, as it was."""
@@ -456,8 +468,7 @@ class Departures:
         peer = self._fabric.peers.get(departure.target)
         if peer is not None:
             peer.send(abandon_frame(departure.move, "the client connected again"))
-        if departure.returning is not None:
-            departure.returning.refuse(departure.move, "the client connected again")
+        self._supersede(departure.move, departure.returning)
         return True
 
     def tick(self, now: float) -> None:

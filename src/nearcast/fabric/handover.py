@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
 from nearcast.fabric.arrivals import Arrivals
+from nearcast.fabric.departing import turn_away
 from nearcast.fabric.departures import Departures
 from nearcast.fabric.fences import Fences
 from nearcast.fabric.frames import frame
@@ -146,6 +147,8 @@ class Handover(Part):
             self.arrivals.adopt(arrival, channel, now)
         elif departure is not None:
             self.departures.bring_back(departure, channel, now)
+        elif move in self.departures.superseded:
+            turn_away(channel)
         else:
             channel.refuse(move, f"{self._fabric.name} does not know of this move")
 

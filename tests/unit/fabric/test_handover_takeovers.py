@@ -265,6 +265,6 @@ def test_a_session_that_nobody_has_brought_back_yet_is_given_to_who_connects(fro
     world.gateway.stepwise = False
     world.run()
     world.advance(5)
-    assert client.closed is not None
+    assert client.closed == "session taken over"  # and not told to come back with what it knows
     assert world.homes("client") == "c"
     world.clean()
