@@ -16,6 +16,7 @@ from nearcast.clock import Clock, SystemClock
 from nearcast.config import Limits, Listener
 from nearcast.controller.config import ControllerConfig
 from nearcast.controller.tokens import Tokens, read_tokens
+from nearcast.errors import ConfigError
 from nearcast.fabric import links
 from nearcast.fabric.controlling import Controller
 from nearcast.fabric.hub import Hub
@@ -101,7 +102,7 @@ class ControllerProcess:
         self._max_links = bounded_connections(100_000)
         try:
             self.listener.bind()
-            udp = bind_udp(self.config.host, self.listener.port, "port")
+            udp = self._bind_udp()
             self._datagrams = MonitoringSockets(self.controller.monitor, udp, self.monotonic, self.flush)
             if self.config.http_port is not None:
                 self._start_http(self.config.http_host, self.config.http_port)
@@ -116,6 +117,15 @@ class ControllerProcess:
             logs.event(logging.INFO, "serving the API", host=self.config.http_host, port=self._http.port)
             if not is_loopback(self.config.http_host) and self.config.http_host != "localhost" and not self._secure_http:
                 logs.event(logging.WARNING, "the API is served to other machines without TLS: tokens can be read on the way")
+
+    def _bind_udp(self) -> list[socket.socket]:
+        try:
+            return bind_udp(self.config.host, self.listener.port, "port")
+        except ConfigError:
+            if self.config.port:
+                raise
+            # Whoever takes any port has no firewall to open, and nodes answer to where they were asked from.
+            return bind_udp(self.config.host, 0, "port")
 
     async def stop(self) -> None:
         """Say goodbye; nodes go on with what they know."""
