@@ -285,7 +285,8 @@ class Gateway(LinkUser):
                 link.close("there is another link between the two")
                 self.hub.forget_address(link.dialed)
                 return
-            before.link.close("a newer link took over")
+            before.link.close_reason = "a newer link took over"
+            before.link.end()  # without a goodbye, on which the broker would end the sessions of clients that are here
             self.link_down(before.link, now)
         self.choice.add(link.dialed, theirs.name)
         line = TrunkLine(theirs.name, link)

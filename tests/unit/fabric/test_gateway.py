@@ -24,6 +24,7 @@ from nearcast.mqtt.packets import (
     SubAck,
     Subscribe,
     SubscriptionRequest,
+    Will,
 )
 from tests.fabric_harness import Mesh
 from tests.gateway_hosts import Client, GatewayHost
@@ -179,6 +180,24 @@ def test_subscriptions_of_an_earlier_connection_survive_the_broker() -> None:
     found = host.mesh.nodes["b"].engine.sessions.by_client["c"]
     assert len(found.subscriptions) == 100
     assert {subscription.qos for subscription in found.subscriptions.values()} == {1}
+
+
+def test_a_second_link_to_a_broker_takes_over_and_clients_stay() -> None:
+    """The gateway thought that the first one was lost, or it is and the broker has not noticed."""
+    host = gateway("a")
+    watcher = host.mesh.nodes["a"].client()
+    host.mesh.nodes["a"].feed(watcher, encode(Connect("w"), 5) + encode(Subscribe(1, [SubscriptionRequest("gone")]), 5))
+    client = host.accept()
+    client.say(Connect("c", will=Will("gone", b"bye")))
+    client.take()
+    session = host.mesh.nodes["a"].engine.sessions.by_client["c"]
+    host.link("a")
+    assert host.machine.stats.resumed == 1
+    assert host.mesh.nodes["a"].engine.sessions.by_client["c"] is session
+    assert client.take() == []
+    assert not client.closed
+    host.mesh.run()
+    assert b"bye" not in watcher.received
 
 
 @pytest.mark.parametrize("version", [4, 5])
