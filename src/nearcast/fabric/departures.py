@@ -311,6 +311,7 @@ class Departures:
         self._let_go(departure)
         session.will = None
         self._engine.sessions.end(session, now)
+        self._fabric.presence.went(session, departure.target)
         for topic_filter, publication in passed_on:
             self._engine.router.pass_on(topic_filter, publication, now)
         if departure.returning is not None:

@@ -42,6 +42,9 @@ LOOK_S: Final = 0.05
 MAX_QUESTIONS: Final = 16
 """Brokers that are asked for one session, one after the other, when each says that it moved on."""
 
+MAX_WENT: Final = 10_000
+"""Sessions that moved to another broker and are remembered until all were told where they went."""
+
 MAX_NEWS: Final = 1_000
 """Clients that were let in late and are remembered until a driver asks."""
 
@@ -53,6 +56,7 @@ LAST: Final = 2
 GONE: Final = 0
 AWAY: Final = 1
 CONNECTED: Final = 2
+WENT: Final = 3
 
 # How SESSION_ASK wants a session.
 KEPT: Final = 0
@@ -126,6 +130,8 @@ class Presence(Part):
         self._has_untold = False
         self._claims: dict[str, Claim] = {}
         self._settled: set[Connection] = set()
+        #: Sessions that moved from here: to whom, and the stamp they have there.
+        self._went: dict[str, tuple[str, int]] = {}
         self._let_in_late: list[Connection] = []
         self._refused: list[Connection] = []
         self._claimed_at = 0
@@ -161,7 +167,15 @@ class Presence(Part):
         self._changed(session.client_id)
 
     def ended(self, session: Session) -> None:
+        self._went.pop(session.client_id, None)
         self._changed(session.client_id)
+
+    def went(self, session: Session, target: str) -> None:
+        """The session ended here because another broker has it. Whoever hears of the one must not miss the other: the client
+        may connect there before that broker's own word arrives."""
+        self._went[session.client_id] = (target, session.stamp + 1)
+        if len(self._went) > MAX_WENT:
+            del self._went[next(iter(self._went))]
 
     def shared(self, topic_filter: str) -> None:
         """Not of interest here."""
@@ -207,7 +221,10 @@ class Presence(Part):
             del untold[client_id]
             session = self._sessions.by_client.get(client_id)
             part = blob(client_id.encode("utf-8"))
-            if session is None:
+            name, stamp = self._went.get(client_id, ("", 0))
+            if session is None and name and name != peer.name:
+                part += number(WENT) + number(stamp) + blob(name.encode("utf-8"))
+            elif session is None:
                 part += number(GONE)
             else:
                 part += number(AWAY if session.connection is None else CONNECTED) + number(session.stamp)
@@ -234,12 +251,16 @@ class Presence(Part):
             self._former.pop(peer.name, None)
         for _ in range(fields.number()):
             client_id = fields.blob().decode("utf-8")
-            if fields.number() == GONE:
+            state = fields.number()
+            stamp = 0 if state == GONE else fields.number()
+            if state in (GONE, WENT):
                 known.pop(client_id, None)
                 if former is not None:
                     former.pop(client_id, None)
+                if state == WENT:
+                    there = self.elsewhere.setdefault(fields.blob().decode("utf-8"), {})
+                    there[client_id] = max(stamp, there.get(client_id, 0))
                 continue
-            stamp = fields.number()
             known[client_id] = stamp
             self._fabric.seen_stamp(stamp)
             session = self._sessions.by_client.get(client_id)

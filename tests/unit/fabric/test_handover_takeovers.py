@@ -268,3 +268,30 @@ def test_a_session_that_nobody_has_brought_back_yet_is_given_to_who_connects(fro
     assert client.closed == "session taken over"  # and not told to come back with what it knows
     assert world.homes("client") == "c"
     world.clean()
+
+
+def test_a_broker_that_hears_that_a_session_left_knows_where_it_went() -> None:
+    """The client connects where the old broker's word has arrived and the new one's has not: its session is found."""
+    world, client, publisher = world_with_client(durable=True, expiry=100)
+    client.acknowledges = False
+    publisher.publish("t", b"1", 1)
+    world.run()
+    world.frozen(client)
+    for _ in range(20):
+        for name in "ab":
+            world.gateway.trunks[name].run()
+            world.mesh.nodes[name].sync()
+            deliver(world, "ab", name)
+        deliver(world, "ac", "c")
+    assert client.moves == 1
+    assert world.homes("client") == "b"
+    assert any(end.inbox for end in world.links["bc"])
+    again = connect_again(world, "c")
+    world.gateway.stepwise = False
+    world.gateway.trunks["c"].run()
+    world.run()
+    world.advance(1)
+    assert [(answer.reason_code, answer.session_present) for answer in again.connacks] == [(0, True)]
+    assert again.messages == [("t", b"1")]
+    assert world.homes("client") == "c"
+    world.clean()
