@@ -70,6 +70,36 @@ def test_a_client_that_connects_again_during_a_move_gets_its_session(broker: str
     world.clean()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_client_that_is_moved_and_connects_again_at_random_loses_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(seed=seed, durable=True)
+    publishers = [world.gateway.mqtt_client(name, f"publisher-{name}") for name in "abc"]
+    client = world.gateway.mqtt_client("a", "client", expiry=100)
+    client.subscribe("t", 1)
+    world.run()
+    connections = [client]
+    shuffle = Shuffle(world.mesh, rng, world.gateway)
+    for index in range(60):
+        rng.choice(publishers).publish("t", b"%d" % index, 1)
+        if client.connacks and client.closed is None and not client.is_moving and rng.random() < 0.3:
+            client.move(rng.choice([name for name in "abc" if name != client.trunk.broker]))
+        if rng.random() < 0.08:
+            world.mesh.now += 0.01
+            client = connect_again(world, rng.choice("abc"))
+            connections.append(client)
+        shuffle.steps(rng.randrange(25))
+    shuffle.run()
+    for _ in range(40):
+        world.mesh.advance(0.5)
+        shuffle.run()
+    alive = [connection for connection in connections if connection.closed is None]
+    assert len(alive) == 1
+    assert world.homes("client") == alive[0].trunk.broker
+    assert {int(payload) for connection in connections for _, payload in connection.messages} == set(range(60))
+    world.clean()
+
+
 def test_a_client_that_connects_at_its_old_broker_while_the_session_is_on_its_way() -> None:
     """It waits until the new broker has the session, and then gets it from there."""
     world, client, publisher = world_with_client(durable=True, expiry=100)
