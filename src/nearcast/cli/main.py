@@ -25,7 +25,7 @@ _EXAMPLES = (
     "nearcast sub 'sensors/#' -v             [dim]show what arrives[/dim]",
     "nearcast pub -t sensors/door -m open    [dim]send something[/dim]",
     "nearcast topic create 'sensors/#'       [dim]keep messages, to be read by index (needs broker --data DIR)[/dim]",
-    "nearcast controller --fabric-secret F   [dim]many brokers as one (`nearcast secret F` makes F)[/dim]",
+    "nearcast controller --fabric-secret F   [dim]many brokers as one[/dim]",
     "nearcast simulate mqtt --seeds 20       [dim]a broker and its faults, in virtual time[/dim]",
     "nearcast wan up iov                     [dim]distances and cuts for real programs[/dim]",
     "nearcast pipeline list                  [dim]Spark jobs on topics and recorded runs[/dim]",
