@@ -77,7 +77,7 @@ class Arrivals:
         username = fields.text()
         arrival = self.by_move.get(move)
         if arrival is None:
-            reason = self._fault(client_id, username)
+            reason = self._fault(client_id, username, without_client)
             if reason:
                 self.refused += 1
                 _abandon(peer, move, reason)
@@ -100,7 +100,7 @@ class Arrivals:
         arrival.version = self._fabric.interest.version
         self._answer(arrival)
 
-    def _fault(self, client_id: str, username: str | None) -> str:
+    def _fault(self, client_id: str, username: str | None, without_client: bool) -> str:
         """Why a client cannot come here, or nothing."""
         sessions = self._engine.sessions
         known = sessions.by_client.get(client_id)
@@ -108,6 +108,8 @@ class Arrivals:
             return f"{self._fabric.name} is stopping"
         if len(self.by_move) >= MAX_ARRIVALS:
             return f"too many sessions are on their way to {self._fabric.name}"
+        if not without_client and self._engine.stats.connections >= self._fabric.limits.max_connections:
+            return f"{self._fabric.name} has no room for another client"
         if known is None and sessions.is_full():
             return f"{self._fabric.name} has no room for another session"
         if known is not None and (known.connection is not None or known.username != username):

@@ -501,3 +501,13 @@ def test_a_broker_that_does_not_take_such_subscriptions_says_so_and_stays_linked
     world.run()
     assert client.messages == [("t", b"x")]
     world.clean()
+
+
+def test_a_broker_that_is_full_takes_no_clients() -> None:
+    world, client, _ = world_with_client()
+    world.mesh.nodes["b"].fabric.limits = Limits(max_connections=1)
+    world.gateway.mqtt_client("b", "the one")
+    client.move("b")
+    world.run()
+    assert client.failures == ["b has no room for another client"]
+    world.clean()
