@@ -376,6 +376,7 @@ def test_a_broker_is_taken_out_of_the_file(mosquittos: tuple[Mosquitto, Mosquitt
             "the move",
             lambda: [(broker["name"], broker["clients"]) for broker in gateway.health()["brokers"]] == [(other.name, 1)],
         )
+        wait_for("its subscriptions there", lambda: gateway.own_metric("moves_under_way") == 0)
         with other.connect("s") as speaking:
             publish(speaking, "t", b"there", 1)
             assert payloads(client, 1) == [b"there"]
