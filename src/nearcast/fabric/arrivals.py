@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.departing import WITHOUT_CLIENT
+from nearcast.fabric.departing import LEFTOVERS, WITHOUT_CLIENT
 from nearcast.fabric.fences import Reached, stretch
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Peer
-from nearcast.fabric.session_state import Agreement, decode_session, decode_subscriptions, install
+from nearcast.fabric.session_state import Agreement, decode_session, decode_subscriptions, install, origin_name
 from nearcast.fabric.shadows import Kept, Shadow
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt import records
@@ -72,7 +72,11 @@ class Arrivals:
         """A broker prepares to hand a session over, or says anew what its client wants."""
         move = fields.number()
         current_round = fields.number()
-        without_client = (fields.number() & WITHOUT_CLIENT) != 0
+        flags = fields.number()
+        if flags & LEFTOVERS:
+            self._fabric.leftovers.offered(peer, move, current_round, fields, now)
+            return
+        without_client = (flags & WITHOUT_CLIENT) != 0
         client_id = fields.blob().decode("utf-8")
         username = fields.text()
         arrival = self.by_move.get(move)
@@ -114,6 +118,8 @@ class Arrivals:
             return f"{self._fabric.name} has no room for another session"
         if known is not None and (known.connection is not None or known.username != username):
             return f"another client of this name is at {self._fabric.name}"
+        if not without_client and client_id in self._fabric.leftovers.copies:
+            return f"{self._fabric.name} has yet to hand over what it has of the client's session"
         return ""
 
     def _subscribe(self, shadow: Shadow, wanted: list[Subscription]) -> None:
@@ -190,12 +196,14 @@ class Arrivals:
         if known is not None and known.connection is not None:
             self.give_up(arrival, f"another client of this name is at {self._fabric.name}", now)
             return
+        own = b""
         if known is not None:  # a copy from before: what comes is newer
+            own = self._fabric.leftovers.own(known, now)
             known.will = None
             self._engine.sessions.end(known, now)
-        self._install(arrival, arrival.content, now)
+        self._install(arrival, arrival.content, own, now)
 
-    def _install(self, arrival: Arrival, content: bytes, now: float) -> None:
+    def _install(self, arrival: Arrival, content: bytes, own: bytes, now: float) -> None:
         fabric = self._fabric
         engine = self._engine
         fields = Fields(b"\x00" + content)
@@ -218,7 +226,7 @@ class Arrivals:
         waiting = arrival.shadow.buffer.take()
         self._forget(arrival)
         self.installed += 1
-        self._remember(arrival)
+        self.remember(arrival.move, arrival.client_id)
         channel = arrival.channel
         if channel is None:
             for watcher in engine.sessions.watchers:
@@ -227,6 +235,8 @@ class Arrivals:
             self._handover.attach(channel, session, Agreement(agreement), arrival.move, now)
         self._deliver(session, waiting, reached, now)
         fabric.interest.settle(now)
+        if session.lost:
+            fabric.leftovers.installed(session, own, now)
         fabric.peer(arrival.origin).send_held(frame(frames.INSTALLED, number(arrival.move)))
         if channel is not None:
             self._handover.go_on(channel, session, now)
@@ -238,8 +248,7 @@ class Arrivals:
             publication = kept.publication
             had = 0
             if not kept.terms.via:
-                origin = self._fabric.by_number[publication.origin]
-                there = reached.get(self._fabric.name if origin is None else origin.name)
+                there = reached.get(origin_name(self._fabric, publication.origin))
                 had = 0 if there is None else there.has(publication)
             if had == publication.count:
                 continue
@@ -250,8 +259,9 @@ class Arrivals:
                 router.deliver(session, part, kept.terms, now)
                 part.forget_forms()
 
-    def _remember(self, arrival: Arrival) -> None:
-        self.done[arrival.move] = arrival.client_id
+    def remember(self, move: int, client_id: str) -> None:
+        """A move ended with the session here."""
+        self.done[move] = client_id
         if len(self.done) > MAX_REMEMBERED:
             del self.done[next(iter(self.done))]
 

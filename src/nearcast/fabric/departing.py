@@ -31,6 +31,9 @@ FROZEN: Final = 4
 #: Of SHADOW: the client is away, so nobody will say FREEZE or ADOPT.
 WITHOUT_CLIENT: Final = 1
 
+#: Of SHADOW: the client went on there; this is what its session has here (nearcast.fabric.leftovers).
+LEFTOVERS: Final = 2
+
 NO_LIMIT_BYTES: Final = 1 << 62
 
 
@@ -42,6 +45,7 @@ class Departure:
         self.session = session
         self.target = target
         self.channel = channel
+        self.leftovers = False
         self.state = PREPARING
         self.deadline = now
         self.ask_again_at = now

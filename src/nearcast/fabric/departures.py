@@ -17,6 +17,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.departing import (
     CATCHING_UP,
     FROZEN,
+    LEFTOVERS,
     PREPARING,
     READY,
     WITHOUT_CLIENT,
@@ -86,7 +87,9 @@ class Departures:
 
     # --- preparing ------------------------------------------------------------------------------------------------------
 
-    def begin(self, move: int, session: Session, target: str, channel: Channel | None, now: float) -> str:
+    def begin(
+        self, move: int, session: Session, target: str, channel: Channel | None, now: float, leftovers: bool = False
+    ) -> str:
         """Prepare to hand a session over; returns why that is not possible, or nothing."""
         peer = self._fabric.peers.get(target)
         if target == self._fabric.name:
@@ -100,6 +103,7 @@ class Departures:
                 # It may have messages for the client, and would bring them here, where the client is no more.
                 return f"{other.name} was lost a moment ago and may come back with messages for the client"
         departure = Departure(move, session, target, channel, now)
+        departure.leftovers = leftovers
         departure.deadline = now + self._fabric.settings.move_timeout_seconds
         self.by_move[move] = departure
         self.by_client[session.client_id] = departure
@@ -118,7 +122,7 @@ class Departures:
                 frames.SHADOW,
                 number(departure.move),
                 number(departure.round),
-                number(WITHOUT_CLIENT if departure.channel is None else 0),
+                number((WITHOUT_CLIENT if departure.channel is None else 0) | (LEFTOVERS if departure.leftovers else 0)),
                 blob(session.client_id.encode("utf-8")),
                 text(session.username),
                 departure.told,
@@ -295,7 +299,13 @@ class Departures:
         """The new broker has the session: this copy is over. What came for it since is the new one's, too, but for messages
         of shared subscriptions, which were given to this copy alone: others get them."""
         departure = self.by_move.get(move)
-        if departure is None or departure.target != peer.name or departure.state != FROZEN:
+        if departure is None or departure.target != peer.name:
+            return
+        if departure.leftovers and departure.state != FROZEN:  # nothing of it is wanted there
+            self._forget(departure)
+            self._engine.sessions.end(departure.session, now)
+            return
+        if departure.state != FROZEN:
             return
         if self._was_taken_over(departure):
             return

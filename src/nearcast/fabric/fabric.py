@@ -24,6 +24,7 @@ from nearcast.fabric.channels import PEER_PREFIX, Channels
 from nearcast.fabric.classes import TopicClasses
 from nearcast.fabric.handover import Handover
 from nearcast.fabric.interest import Interest
+from nearcast.fabric.leftovers import Leftovers
 from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
 from nearcast.fabric.parts import Part, Peer
@@ -101,6 +102,7 @@ class Fabric(Linking):
         self.routes = Routes(self)
         self.handover = Handover(self)
         self.presence = Presence(self)
+        self.leftovers = Leftovers(self)
         self.trunks = Trunks(self)
         self.users[links.GATEWAY] = self.trunks
         self._begun = False
@@ -128,9 +130,12 @@ class Fabric(Linking):
         found = self.peers.get(name)
         if found is None:
             session = self.channels.session_for(name)
-            found = Peer(name, len(self.by_number), session, self.engine.origins.of(name))
+            origin_number = self.engine.effects.origin_number(name)
+            found = Peer(name, origin_number, session, self.engine.origins.of(name))
             session.peer = found
-            self.by_number.append(found)
+            while len(self.by_number) <= origin_number:
+                self.by_number.append(None)
+            self.by_number[origin_number] = found
             self.peers[name] = found
         return found
 
@@ -155,6 +160,7 @@ class Fabric(Linking):
         self.sharing.begin()
         self.handover.begin(now)
         self.presence.begin(now)
+        self.leftovers.begin(now)
         self.replication.begin(now)
 
     def forget(self, peer: Peer, now: float) -> None:

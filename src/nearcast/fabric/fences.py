@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from nearcast.fabric.parts import Peer
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.session import Session
+from nearcast.mqtt.routing import VIA_SEPARATOR
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
@@ -78,10 +79,12 @@ class Fences:
     def forget(self, peer: Peer) -> None:
         """The peer has no fences any more."""
         self.by_origin.pop(peer.name, None)
-        peer.fenced = False
+        peer.fenced = self._fabric.leftovers.records(peer.name)
 
     def bridge(self, peer: Peer, publication: Publication, via: str, now: float) -> None:
         """Messages of a peer that has fences: hand them on in stretches that the same sessions get."""
+        if not via or via[:1] == VIA_SEPARATOR:  # for plain subscribers, among others
+            self._fabric.leftovers.passes(peer, publication)
         fences = self.by_origin.get(peer.name)
         if fences is None:
             self._fabric.engine.bridge(publication, via, now)

@@ -177,6 +177,8 @@ class Gateway(LinkUser):
         mirror = tunnel.mirror
         if tunnel.closing or tunnel.state == CLOSED or mirror is None:
             return
+        if tunnel.upstream is not None and mirror.connected:
+            mirror.remember_lost(tunnel.upstream.broker)
         tunnel.lost(complete_here=False)
         if not mirror.connected and not mirror.authenticating:
             self.place(tunnel, now)

@@ -92,13 +92,17 @@ class Handover(Part):
         elif kind == frames.SHADOWED:
             self.departures.shadowed(peer, fields, now)
         elif kind == frames.STATE:
-            self.arrivals.state(peer, fields, now)
+            if Fields(content).number() in self._fabric.leftovers.offers:
+                self._fabric.leftovers.state(peer, fields, now)
+            else:
+                self.arrivals.state(peer, fields, now)
         elif kind == frames.INSTALLED:
             self.departures.installed(peer, fields.number(), now)
         else:
             move = fields.number()
             by_old_broker = fields.number() != 0
             if by_old_broker:
+                self._fabric.leftovers.offers.pop(move, None)
                 self.arrivals.abandon(peer, move, now)
             else:
                 self.departures.refused(peer, move, fields.blob().decode("utf-8"), now)
@@ -107,6 +111,7 @@ class Handover(Part):
         """PROGRESS came: all that a peer numbered before it was asked is here, in one of the streams."""
         if peer.fenced:
             self.fences.progressed(peer)
+            self._fabric.leftovers.progressed(peer)
         self.departures.progressed(peer, now)
 
     def peer_up(self, peer: Peer, now: float) -> None:

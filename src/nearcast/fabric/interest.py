@@ -112,6 +112,8 @@ class Interest(Part):
         if client_id[:1] == PEER_PREFIX or inner_filter[:5] == "$SYS/":
             return
         name = shared_name(group, inner_filter)
+        if client_id in self._fabric.leftovers.by_client:
+            self._fabric.leftovers.unsubscribed(client_id, name)
         count = self._counts.get(name, 0) - 1
         if count > 0:
             self._counts[name] = count
@@ -293,6 +295,7 @@ class Interest(Part):
         elif content[0] == frames.INTEREST_ACK:
             self.confirmed[peer.name] = fields.number()
             self.confirmed_at[peer.name] = fields.number()
+            self._fabric.leftovers.confirmed(peer)
             self._release()
         else:
             self._take(peer, fields)

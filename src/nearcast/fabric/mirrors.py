@@ -51,6 +51,9 @@ DUPLICATE: Final = 0x08
 TOPIC_ALIAS: Final = b"\x23"
 REFUSED: Final = 0x80
 
+MAX_LOST: Final = 8
+"""Brokers that a client was lost at and that are remembered, in case they come back with messages for it."""
+
 # How far a message is that was sent to the client and is not acknowledged.
 AT_LEAST_ONCE: Final = 1
 EXACTLY_ONCE: Final = 2
@@ -157,6 +160,8 @@ class Mirror:
         self.stale: set[int] = set()
         self.orphans: dict[int, int] = {}
         self.aliases: dict[int, bytes] = {}
+        #: Brokers that the client was lost at, and which QoS 2 messages it had by then: each may come back with more of them.
+        self.lost_at: dict[str, bytes] = {}
         self.alias_maximum = 0
         self.messages_out = 0
         self.messages_in = 0
@@ -434,12 +439,25 @@ class Mirror:
             parts.append(blob(topic_filter.encode("utf-8")) + number(options) + number(identifier))
         # Those being released are sent again right behind; the broker is to answer them as ones it knows.
         parts.append(blob(identifiers([*self.received, *self.releases])))
-        unreleased = [packet_id for packet_id, state in self.delivered.items() if state != AT_LEAST_ONCE]
-        parts.append(blob(identifiers(unreleased)))
+        parts.append(blob(self._unreleased()))
         parts.append(number(len(self.aliases)))
         for alias, topic in self.aliases.items():
             parts.append(number(alias) + blob(topic))
+        parts.append(number(len(self.lost_at)))
+        for name, had in self.lost_at.items():
+            parts.append(blob(name.encode("utf-8")) + blob(had))
         return b"".join(parts)
+
+    def _unreleased(self) -> bytes:
+        """Identifiers of QoS 2 messages that were passed on to the client and are not complete."""
+        return identifiers([packet_id for packet_id, state in self.delivered.items() if state != AT_LEAST_ONCE])
+
+    def remember_lost(self, broker: str) -> None:
+        """The client was at this broker, or about to be, and goes on without it: call this before :meth:`lost`."""
+        self.lost_at.pop(broker, None)
+        self.lost_at[broker] = self._unreleased()
+        if len(self.lost_at) > MAX_LOST:
+            del self.lost_at[next(iter(self.lost_at))]
 
     def lost(self, complete_here: bool) -> None:
         """The broker is gone. What the client acknowledges of it from now on is not for the next one, except QoS 2 exchanges

@@ -267,6 +267,9 @@ class Moves:
         if not move.origin.closed:
             move.origin.line.end(move.origin)
         tunnel.previous = None
+        if tunnel.mirror is not None:
+            tunnel.mirror.remember_lost(move.origin.broker)
+            tunnel.mirror.remember_lost(move.target)
         self._gateway.resume(tunnel, now)
 
     def line_lost(self, move: Move, line: TrunkLine, now: float) -> bool:

@@ -57,6 +57,8 @@ GONE: Final = 0
 AWAY: Final = 1
 CONNECTED: Final = 2
 WENT: Final = 3
+CONTINUES: Final = 4
+"""Added: it goes on with a session that other brokers may have more of (:mod:`nearcast.fabric.leftovers`)."""
 
 # How SESSION_ASK wants a session.
 KEPT: Final = 0
@@ -120,6 +122,8 @@ class Presence(Part):
         self.piece_bytes: int = PIECE_BYTES
         #: By broker: the stamps of its sessions, by client identifier.
         self.elsewhere: dict[str, dict[str, int]] = {}
+        #: By broker: clients whose session there goes on where others were lost.
+        self._continuing: dict[str, set[str]] = {}
         #: The same from before its link broke, until it has told all anew.
         self._former: dict[str, dict[str, int]] = {}
         # By broker: clients it is yet to be told of, whether it was told of any and of all, when it may be told more.
@@ -159,16 +163,16 @@ class Presence(Part):
     def attached(self, session: Session) -> None:
         # A client that had to wait counts from when it came, not from when it was let in.
         session.stamp = self._claimed_at or self._fabric.stamp(self._now)
-        self._changed(session.client_id)
+        self.changed(session.client_id)
 
     def left(self, session: Session) -> None:
         if not session.stamp:
             session.stamp = self._fabric.stamp(self._now)  # it came from another broker
-        self._changed(session.client_id)
+        self.changed(session.client_id)
 
     def ended(self, session: Session) -> None:
         self._went.pop(session.client_id, None)
-        self._changed(session.client_id)
+        self.changed(session.client_id)
 
     def went(self, session: Session, target: str) -> None:
         """The session ended here because another broker has it. Whoever hears of the one must not miss the other: the client
@@ -180,7 +184,8 @@ class Presence(Part):
     def shared(self, topic_filter: str) -> None:
         """Not of interest here."""
 
-    def _changed(self, client_id: str) -> None:
+    def changed(self, client_id: str) -> None:
+        """Brokers are to be told anew of a client."""
         self._has_untold = True
         for untold in self._untold.values():
             untold[client_id] = None
@@ -205,6 +210,7 @@ class Presence(Part):
     def peer_gone(self, peer: Peer, now: float) -> None:
         self.elsewhere.pop(peer.name, None)
         self._former.pop(peer.name, None)
+        self._continuing.pop(peer.name, None)
 
     def _tell(self, peer: Peer, untold: dict[str, None], now: float) -> None:
         """Say the next of what a broker does not know."""
@@ -227,7 +233,8 @@ class Presence(Part):
             elif session is None:
                 part += number(GONE)
             else:
-                part += number(AWAY if session.connection is None else CONNECTED) + number(session.stamp)
+                state = (AWAY if session.connection is None else CONNECTED) | (CONTINUES if session.lost else 0)
+                part += number(state) + number(session.stamp)
             parts.append(part)
             size += len(part)
         kind = FIRST if begins else 0
@@ -252,6 +259,11 @@ class Presence(Part):
         for _ in range(fields.number()):
             client_id = fields.blob().decode("utf-8")
             state = fields.number()
+            continuing = self._continuing.setdefault(peer.name, set())
+            if state & CONTINUES:
+                continuing.add(client_id)
+            else:
+                continuing.discard(client_id)
             stamp = 0 if state == GONE else fields.number()
             if state in (GONE, WENT):
                 known.pop(client_id, None)
@@ -274,6 +286,9 @@ class Presence(Part):
         """The client has a later session at another broker: this one is over."""
         departures = self._fabric.handover.departures
         departure = departures.by_client.get(session.client_id)
+        if self.continues(peer.name, session.client_id):
+            self._give_leftovers(session, departure, now)
+            return
         if departure is not None and departure.target == peer.name:
             if departure.state == FROZEN:
                 self._contested.add(session.client_id)  # how the move ends is the two brokers' to settle
@@ -288,6 +303,34 @@ class Presence(Part):
             session.will = None  # the client is there
         if self._sessions.by_client.get(session.client_id) is session:
             self._sessions.end(session, now)
+
+    def _give_leftovers(self, session: Session, departure: Departure | None, now: float) -> None:
+        """It goes on there with this session: what is here of it follows."""
+        if departure is not None and departure.state == FROZEN:
+            self._contested.add(session.client_id)
+            return
+        if departure is not None and not departure.leftovers:
+            self._fabric.handover.departures.fail(departure, "the client went on elsewhere", now)
+        session.will = None
+        if session.connection is not None:
+            self.takeovers += 1
+            self._engine.stats.takeovers += 1
+            self._engine.drop(session.connection, reasons.SESSION_TAKEN_OVER, now, None)
+        if self._sessions.by_client.get(session.client_id) is session:
+            self._fabric.leftovers.give(session, now)
+
+    def continues(self, name: str, client_id: str) -> bool:
+        """Whether a client's session at a broker goes on with one that others lost."""
+        return client_id in self._continuing.get(name, set())
+
+    def later(self, session: Session) -> str:
+        """The broker that has the latest session of a client, whether it can be reached or not; empty when that is here."""
+        latest = (session.stamp, self._fabric.name)
+        for name, known in self.elsewhere.items():
+            former = self._former.get(name, {})
+            stamp = known.get(session.client_id, former.get(session.client_id, -1))
+            latest = max(latest, (stamp, name))
+        return "" if latest[1] == self._fabric.name else latest[1]
 
     # --- a client that comes --------------------------------------------------------------------------------------------
 

@@ -54,12 +54,20 @@ class Resumed(Resumption):
         for _ in range(fields.number()):
             alias = fields.number()
             self._aliases[alias] = fields.blob()
+        self._lost_at: list[tuple[str, bytes]] = []
+        for _ in range(fields.number()):
+            name = fields.blob().decode("utf-8")
+            self._lost_at.append((name, fields.blob()))
+            if len(self._lost_at[-1][1]) % 2:
+                raise ValueError("half a packet identifier")
 
     def accepted(self, connection: Connection, session: Session, present: bool, now: float) -> None:
         if not present:
             # Identifiers of the lost broker may still be acknowledged: begin somewhere else.
             session.next_id = self._fabric.rng.randrange(1, MAX_PACKET_ID)
+        before = list(session.subscriptions)
         self._subscribe(connection, session)
+        self._fabric.leftovers.resumed(session, self._lost_at, before, now)
         known = session.received_ids or set()
         fresh = [packet_id for packet_id in packet_ids_of(self._received_ids) if packet_id not in known]
         if fresh:

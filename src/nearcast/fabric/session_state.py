@@ -27,7 +27,7 @@ from nearcast.mqtt.topics import filter_fault, parse_shared
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _V5: Final = 1
 _FORWARDABLE: Final = 2
@@ -115,6 +115,7 @@ def encode_session(fabric: Fabric, session: Session, now: float) -> bytes:
     if unsent is not None:
         waiting = [packet_id for packet_id in unsent.order if packet_id in unsent.waiting]
     parts.append(blob(pack_ids(waiting)))
+    parts.append(blob(session.lost))
     return b"".join(parts)
 
 
@@ -169,6 +170,7 @@ def decode_session(fabric: Fabric, data: bytes, now: float) -> Session:
     unsent = packet_ids_of(fields.blob())
     if unsent:
         session.unsent = Unsent(unsent)
+    session.lost = fields.blob()
     return session
 
 
@@ -193,6 +195,8 @@ def install(fabric: Fabric, session: Session, now: float) -> None:
                 log.append(records.stored(publication, engine.effects))
         log.append(records.session(session, engine.effects.wall_offset, True))
         log.append(records.state(session))
+        if session.lost:
+            log.append(records.lost(session.number, session.lost))
         for packet_id in session.marks or {}:
             log.append(records.kept(0, session.number, pack_ids([packet_id])))
     sessions.schedule(session, now)
@@ -324,13 +328,12 @@ def _make(fabric: Fabric, client_id: str) -> Session:
 
 def origin_name(fabric: Fabric, origin: int) -> str:
     """The broker that an origin number means here."""
-    peer = fabric.by_number[origin]
-    return fabric.name if peer is None else peer.name
+    return fabric.engine.effects.origin_names[origin] if origin else fabric.name
 
 
 def origin_number(fabric: Fabric, name: str) -> int:
     """The number that a broker's name has here as an origin."""
-    return 0 if name == fabric.name else fabric.peer(name).number
+    return 0 if name == fabric.name else fabric.engine.effects.origin_number(name)
 
 
 def _entry(publications: list[Publication], index: int) -> Publication:

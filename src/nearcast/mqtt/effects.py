@@ -68,4 +68,12 @@ class Effects:
         self.wall_offset = 0.0
         self.records: list[bytes] = []
         self.dirty: list[Connection] = []
+        #: Brokers that messages may come from, by the number they have here as an origin; this one is 0.
+        self.origin_names: list[str] = [""]
         self.stats = Stats()
+
+    def origin_number(self, name: str) -> int:
+        """The number of another broker as an origin of messages, from now on."""
+        if name not in self.origin_names:
+            self.origin_names.append(name)
+        return self.origin_names.index(name)

@@ -50,8 +50,9 @@ UNSPILLED: Final = 23
 RETAINED_SEEN: Final = 24
 DEPARTING: Final = 25
 ARRIVED: Final = 26
+LOST: Final = 27
 
-_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(27)]
+_KIND: Final[list[bytes]] = [bytes([kind]) for kind in range(28)]
 
 
 def number(value: int) -> bytes:
@@ -129,8 +130,8 @@ def unsubscribed(session_number: int, topic_filter: str) -> bytes:
     return _KIND[UNSUBSCRIBED] + number(session_number) + blob(topic_filter.encode("utf-8"))
 
 
-def publication_fields(publication: Publication, wall_offset: float) -> bytes:
-    flags = (1 if publication.v5 else 0) | (2 if publication.raw_flags >= 0 else 0)
+def publication_fields(publication: Publication, wall_offset: float, origin_name: str = "") -> bytes:
+    flags = (1 if publication.v5 else 0) | (2 if publication.raw_flags >= 0 else 0) | (4 if origin_name else 0)
     return b"".join(
         (
             number(publication.journal_key),
@@ -143,6 +144,7 @@ def publication_fields(publication: Publication, wall_offset: float) -> bytes:
             moment(publication.expires_at + wall_offset if publication.expires_at else 0.0),
             blob(publication.topic),
             blob(publication.packets),
+            blob(origin_name.encode("utf-8")) if origin_name else b"",
         )
     )
 
@@ -162,7 +164,11 @@ def published(publication: Publication, targets: list[bytes], effects: Effects) 
     if publication.journal_generation == effects.generation:
         return _KIND[TARGETED] + number(publication.journal_key) + who
     _enter(publication, effects)
-    return _KIND[PUBLISHED] + publication_fields(publication, effects.wall_offset) + who
+    return _KIND[PUBLISHED] + publication_fields(publication, effects.wall_offset, _origin_name(publication, effects)) + who
+
+
+def _origin_name(publication: Publication, effects: Effects) -> str:
+    return effects.origin_names[publication.origin] if publication.origin else ""
 
 
 def _enter(publication: Publication, effects: Effects) -> None:
@@ -259,6 +265,11 @@ def arrived(of: Session) -> bytes:
     return b"".join(parts)
 
 
+def lost(session_number: int, brokers: bytes) -> bytes:
+    """The session goes on where these brokers lost it, and they may have more of it (nearcast.fabric.leftovers)."""
+    return _KIND[LOST] + number(session_number) + blob(brokers)
+
+
 def retained(publication: Publication, wall_offset: float, version: Version | None) -> bytes:
     return _KIND[RETAINED] + publication_fields(publication, wall_offset) + _version_fields(version)
 
@@ -281,7 +292,7 @@ def retained_seen(origin: str, stamp: int) -> bytes:
 def stored(publication: Publication, effects: Effects) -> bytes:
     """A publication that STATE records after this one refer to by its key."""
     _enter(publication, effects)
-    return _KIND[STORED] + publication_fields(publication, effects.wall_offset)
+    return _KIND[STORED] + publication_fields(publication, effects.wall_offset, _origin_name(publication, effects))
 
 
 def state(of: Session) -> bytes:
@@ -373,7 +384,7 @@ class Fields:
         identifiers = self.blob()
         return Terms(flags & 3, (flags & 4) != 0, identifiers, self.blob().decode("utf-8"))
 
-    def publication(self, wall_offset: float) -> Publication:
+    def publication(self, wall_offset: float, effects: Effects | None = None) -> Publication:
         journal_key = self.number()
         sequence = self.number()
         flags = self.number()
@@ -384,6 +395,7 @@ class Fields:
         expires_wall = self.moment()
         topic = self.blob()
         packets = self.blob()
+        origin_name = self.blob().decode("utf-8") if flags & 4 else ""
         if not packets or count < 1:
             raise ValueError("publication without packets")
         # A deadline that has passed must stay one: 0 means "never".
@@ -393,4 +405,6 @@ class Fields:
         )
         found.journal_key = journal_key
         found.sequence = sequence
+        if origin_name and effects is not None:
+            found.origin = effects.origin_number(origin_name)
         return found

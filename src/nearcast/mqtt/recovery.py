@@ -22,7 +22,7 @@ from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import parse_shared
 
 #: Records beyond those of MQTT itself that change one session.
-_OF_SESSIONS: Final = (records.SPILLED, records.UNSPILLED, records.DEPARTING, records.ARRIVED)
+_OF_SESSIONS: Final = (records.SPILLED, records.UNSPILLED, records.DEPARTING, records.ARRIVED, records.LOST)
 
 
 class Recovery:
@@ -42,7 +42,7 @@ class Recovery:
         fields = Fields(record)
         self.records += 1
         if kind == records.PUBLISHED:
-            publication = fields.publication(self._wall_offset)
+            publication = fields.publication(self._wall_offset, self._engine.effects)
             self._know(publication)
             self._enqueue(publication, fields)
         elif kind == records.TARGETED:
@@ -51,7 +51,7 @@ class Recovery:
                 raise ValueError("a publication is named that was not stored")
             self._enqueue(known, fields)
         elif kind == records.STORED:
-            self._know(fields.publication(self._wall_offset))
+            self._know(fields.publication(self._wall_offset, self._engine.effects))
         elif kind == records.RETAINED:
             message = fields.publication(self._wall_offset)
             self._engine.retained.set(message.topic, message)
@@ -205,6 +205,8 @@ class Recovery:
                 name = fields.blob().decode("utf-8")
                 fences[name] = fields.number()
             session.fences = fences or None
+        elif kind == records.LOST:
+            session.lost = fields.blob()
         elif kind == records.SPILLED:
             file = Spilled(fields.number(), fields.number(), fields.number(), fields.number())
             self._take(session, fields.number())
@@ -411,6 +413,8 @@ class Snapshot:
                 found.append(records.spilled(session.number, file, 0))
         if session.arrived_by:
             found.append(records.arrived(session))
+        if session.lost:
+            found.append(records.lost(session.number, session.lost))
         if session.departing_by:
             found.append(records.departing(session.number, session.departing_by, session.departing_to))
         if session.marks is not None:

@@ -125,6 +125,8 @@ class Session:
         self.departing_to = ""
         # By origin, the last reliable sequence that it had at the broker it came from and this one has yet to see pass.
         self.fences: dict[str, int] | None = None
+        #: Brokers that lost the session while its client went on here, and what is known of that (nearcast.fabric.leftovers).
+        self.lost = b""
         #: Whether this is another broker's session (:mod:`nearcast.fabric.channels`), and no client's.
         self.is_peer = False
 

@@ -56,11 +56,13 @@ def facts(
     received: bytes = b"",
     unreleased: bytes = b"",
     aliases: tuple[tuple[int, bytes], ...] = (),
+    lost_at: tuple[tuple[str, bytes], ...] = (),
 ) -> bytes:
     parts = [blob(encode(connect, connect.version)), blob(b"client"), number(len(subscriptions))]
     parts += [blob(name.encode()) + number(qos) + number(0) for name, qos in subscriptions]
     parts += [blob(received), blob(unreleased), number(len(aliases))]
     parts += [number(alias) + blob(topic) for alias, topic in aliases]
+    parts += [number(len(lost_at))] + [blob(name.encode()) + blob(had) for name, had in lost_at]
     return b"".join(parts)
 
 
