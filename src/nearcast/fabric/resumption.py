@@ -5,8 +5,8 @@ subscriptions, QoS 2 exchanges that are not finished, topic aliases. If the sess
 (:mod:`nearcast.fabric.presence`), it goes on; else it is made of these facts. The client is told nothing: it gets no CONNACK
 and no retained messages, and then from its gateway what it still waits for.
 
-What the lost broker had queued for the client, or had not yet sent, is lost with it, unless it comes back with its journal
-before the session ends.
+What the lost broker had queued for the client, or had not yet sent, follows when that broker is back with its journal
+(:mod:`nearcast.fabric.leftovers`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ differences:
   broker, after what it published at its new one.
 - Behind a gateway, a broker that dies takes nothing down but itself: the gateway goes on with another one. What was not
   acknowledged then is sent again there, so it may come twice at any QoS but 0, and later than what was sent after it. What
-  waited for the client at the dead broker may be lost, and subscriptions from before the client's connection with it.
+  waited for the client at the dead broker comes when that is back, and later, too, than what was sent after it; without a
+  journal it is lost.
 
 And for the brokers among themselves:
 
@@ -140,7 +141,9 @@ class FabricLedger(Ledger):
         publisher = self._streams[message.publisher].client
         if self._when_moved_s(publisher.name) >= message.sent_s - LATE_S:
             return True
-        gateway = self._is_behind_gateway(known.client) or self._is_behind_gateway(publisher)
+        if self._is_behind_gateway(known.client) and self._broker_died_since(message.sent_s - LATE_S):
+            return True  # what its lost broker brings back comes late
+        gateway = self._is_behind_gateway(publisher)
         return (gateway or not self._everything_durable) and self._broker_died_since(message.sent_s)
 
     def _when_moved_s(self, client: str) -> float:
@@ -187,11 +190,12 @@ class FabricLedger(Ledger):
         self._broker_died_s[broker] = self._now()
         self.disturbances += 1
         for known in self._subscribers.values():
-            # Of a session that ends with its connection no journal knows. One that a gateway began anew elsewhere gets what
-            # the dead broker had only if that comes back in time.
-            if not known.promised or self._is_behind_gateway(known.client):
-                held = self._held(known)
-                self._excusable.update((known.client.name, key) for key in known.owed if key not in held)
+            if known.promised:
+                continue
+            # Of a session that ends with its connection no journal knows, and what others keep for its broker is nobody's.
+            ends = known.client.clean_start and known.client.protocol != "5.0"
+            held = self._held(known, not ends)
+            self._excusable.update((known.client.name, key) for key in known.owed if key not in held)
 
     def _on_broker_opened(self) -> None:
         """A broker that was away may not know yet what was asked for since."""
@@ -340,12 +344,12 @@ class FabricLedger(Ledger):
         brokers = self._fabric.open()
         return bool(brokers) and all(knows(broker, place, wanted) for broker in brokers)
 
-    def _held(self, known: Subscriber) -> set[Key]:
-        """What brokers have for a client, or for a broker that may have the client."""
+    def _held(self, known: Subscriber, for_others: bool = True) -> set[Key]:
+        """What brokers have for a client, or (``for_others``) for a broker that may have the client."""
         found: set[Key] = set()
         for broker in self._fabric.open():
             for session in broker.engine.sessions.by_number.values():
-                if session.is_peer or session.client_id == known.client.name:
+                if (session.is_peer and for_others) or session.client_id == known.client.name:
                     found.update(held_for(session))
                     found.update(spilled_for(broker, session))
         return found
@@ -446,13 +450,11 @@ class FabricTables(Invariant):
             publications = [sent.publication for sent in session.inflight.values() if sent is not RELEASED]
             publications += [pending.publication for pending in session.queue or ()]
             for publication in publications:
-                if not publication.origin and not session.is_peer and broker.host.starts > 1:
-                    continue  # the journal knows whose messages only as long as they have to be told apart
-                origin = by_number[publication.origin] if publication.origin else None
+                origin = by_number[publication.origin] if publication.origin < len(by_number) else None
+                if not publication.sequence or (publication.origin and origin is None):
+                    continue
                 name = broker.name if origin is None else origin.name
                 epoch = broker.fabric.epoch if origin is None else origin.epoch
-                if not publication.sequence:
-                    continue
                 for index, payload in enumerate(publication.payloads()):
                     identity = decode_identity(payload)
                     if identity is None:
