@@ -161,9 +161,11 @@ class FabricLedger(Ledger):
     def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
         if sent.may_repeat or self._began_anew_s.get(known.client.name, -1.0) >= sent.message.sent_s:
             return True
-        publisher = self._streams[sent.message.publisher].client
-        gateway = self._is_behind_gateway(known.client) or self._is_behind_gateway(publisher)
-        return (gateway or not self._everything_durable) and self._broker_died_since(sent.message.sent_s)
+        # What a publisher's gateway had no answer to is published again elsewhere.
+        gateway = self._is_behind_gateway(self._streams[sent.message.publisher].client)
+        # A subscriber's session that ends with its broker begins anew elsewhere, and so does one that two brokers lost.
+        lost = self._is_behind_gateway(known.client) and (not known.promised or len(self._broker_died_s) > 1)
+        return (gateway or lost or not self._everything_durable) and self._broker_died_since(sent.message.sent_s)
 
     def _disturbed_s(self, client: str, stream: Stream) -> float:
         died_s = self._now() if not self._fabric.all_open() else max(self._broker_died_s.values(), default=-1.0)
@@ -242,7 +244,7 @@ class FabricLedger(Ledger):
     def _check_subscriber(self, known: Subscriber) -> None:
         name = known.client.name
         sessions = self._fabric.sessions_of(name)
-        resumed = self._is_behind_gateway(known.client) and bool(self._broker_died_s)
+        resumed = self._is_behind_gateway(known.client) and bool(self._broker_died_s) and not self._everything_durable
         if not sessions:
             if known.kept and known.confirmed and not resumed:
                 raise InvariantViolated(f"the session of {name} is gone", [known.client.host])

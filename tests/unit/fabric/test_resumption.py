@@ -41,8 +41,10 @@ class Returning(MqttClient):
         """Not again."""
 
     def moving(self, trunk: Trunk, channel: int, kind: int, fields: Fields) -> None:
-        assert kind == frames.RESUMED
-        self.resumed = fields.number()
+        if kind == frames.RESUMED:
+            self.resumed = fields.number()
+        else:
+            super().moving(trunk, channel, kind, fields)
 
 
 def resume(gateway: Gateway, broker: str, known: bytes, version: int = MQTT_5) -> Returning:
