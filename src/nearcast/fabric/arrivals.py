@@ -197,6 +197,9 @@ class Arrivals:
             self.give_up(arrival, f"another client of this name is at {self._fabric.name}", now)
             return
         own = b""
+        if arrival.client_id in self._fabric.leftovers.copies and not arrival.without_client:
+            self.give_up(arrival, f"{self._fabric.name} has yet to hand over what it has of the client's session", now)
+            return
         if known is not None:  # a copy from before: what comes is newer
             own = self._fabric.leftovers.own(known, now)
             known.will = None

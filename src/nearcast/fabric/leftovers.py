@@ -1,19 +1,19 @@
 """What a lost broker still has of a session that went on without it: it comes back with its journal and hands that over.
 
-A client behind a gateway goes on at another broker N at once when its own broker O is lost (:mod:`nearcast.fabric.resumption`).
-O may be back later: its copy of the session has messages that were acknowledged to publishers, other brokers have kept more for
-O, and the copy may know subscriptions that the gateway has never seen. Presence tells O that the client is at N, and that N goes
-on with the session. Then the copy moves as one of a client that is away does (:mod:`nearcast.fabric.handover`), but N has no
-shadow and installs nothing: it takes what its own session has not had, and O ends the copy::
+A client behind a gateway goes on at another broker N at once when its own broker O is lost
+(:mod:`nearcast.fabric.resumption`). O may be back later: its copy of the session has messages that were acknowledged to
+publishers, other brokers have kept more for O, and the copy may know subscriptions that the gateway has never seen. Presence
+tells O that the client is at N, and that N goes on with the session. Then the copy moves as one of a client that is away does
+(:mod:`nearcast.fabric.handover`), but N has no shadow and installs nothing: it takes what its own session has not had, and O
+ends the copy::
 
     O ──SHADOW (leftovers)──► N        subscriptions that only O knew are N's from now on
     O ◄─SHADOWED────────────── N       c(X): what X numbered from there on comes to N by itself
     O ◄─PROGRESS── X                   O has all that X kept for it up to c(X)
     O ──STATE──► N, O ◄─INSTALLED── N  N has it in its journal; or it does not want it, because the client began anew
 
-What N's session had itself is known by identity. A *window* is opened when filters are subscribed to: from X came everything
-beyond c(X), its sequence when it confirmed the interest, and before that what arrived here from then on (``passed``: for filters
-that somebody else had here already). The rest is O's to bring. Of QoS 2 messages in flight the gateway said which the client has.
+What N's session had itself is known by identity (:mod:`nearcast.fabric.windows`). The rest is O's to bring. Of QoS 2 messages
+in flight the gateway said which the client has.
 
 N remembers this for each broker that the client was lost at, in the session, its journal and wherever the session goes, until
 the copy came or the broker is forgotten (``keep_for_seconds``).
@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Final
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import FOREVER, Part, Peer
-from nearcast.fabric.session_state import decode_session, decode_subscriptions, encode_session, origin_name, pack_ids
+from nearcast.fabric.session_state import decode_session, decode_subscriptions, encode_session, origin_name
+from nearcast.fabric.windows import Lost, Window, any_has, decode_lost, encode_lost, plain_filters
 from nearcast.mqtt import reasons, records
 from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.records import Fields, blob, number
 from nearcast.mqtt.session import RELEASED, Session, packet_ids_of
-from nearcast.mqtt.topics import matches, parse_shared
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
@@ -60,41 +60,6 @@ LOST_LATELY_S: Final = 30.0
 
 NOWHERE_S: Final = 10.0
 """How long a copy is kept when no broker has the client's session any more: it ended, or is between two of them."""
-
-
-class Window:
-    """Since when a session itself gets what these filters want; ``whole``: it always did."""
-
-    def __init__(self, filters: list[str], whole: bool, version: int) -> None:
-        self.filters = filters
-        self.whole = whole
-        #: The version of our interest that has them.
-        self.version = version
-        #: By broker: everything beyond this sequence; and up to it these stretches, all of which arrived.
-        self.since: dict[str, int] = {}
-        self.passed: dict[str, list[tuple[int, int]]] = {}
-        #: Brokers of which nothing is missing any more.
-        self.complete: set[str] = set()
-        #: Where in the log of what passes each broker's stretches begin.
-        self.begins: dict[str, int] = {}
-
-    def wants(self, topic: str) -> bool:
-        return any([matches(each, topic) for each in self.filters])
-
-    def has(self, name: str, sequence: int) -> bool:
-        if self.whole or sequence > self.since.get(name, sequence):
-            return True
-        return any([first <= sequence <= last for first, last in self.passed.get(name, [])])
-
-
-class Lost:
-    """A broker that a session's client was lost at: ``had`` are the QoS 2 identifiers that the client has of it, ``unwanted``
-    the filters it has unsubscribed from since."""
-
-    def __init__(self, had: set[int], windows: list[Window]) -> None:
-        self.had = had
-        self.windows = windows
-        self.unwanted: set[str] = set()
 
 
 class Offer:
@@ -153,9 +118,7 @@ class Leftovers(Part):
 
     # --- where the client went on: what its session has by itself ---------------------------------------------------------
 
-    def resumed(
-        self, session: Session, lost_at: list[tuple[str, bytes]], known: list[str], relies: bool, now: float
-    ) -> None:
+    def resumed(self, session: Session, lost_at: list[tuple[str, bytes]], known: list[str], relies: bool, now: float) -> None:
         """A client was lost at these brokers and goes on here; of its filters the session had ``known`` ones before. If it
         ``relies`` on what only they know, it cannot go on for long without."""
         fabric = self._fabric
@@ -164,8 +127,8 @@ class Leftovers(Part):
             return
         windows: list[Window] = []
         if known:
-            windows.append(Window(_plain(known), True, 0))
-        fresh = _plain([name for name in session.subscriptions if name not in known])
+            windows.append(Window(plain_filters(known), True, 0))
+        fresh = plain_filters([name for name in session.subscriptions if name not in known])
         if fresh:
             windows.append(self._window(session.client_id, fresh, now))
         entries = self.by_client.setdefault(session.client_id, {})
@@ -226,7 +189,7 @@ class Leftovers(Part):
 
     def _ask(self, peer: Peer) -> None:
         """Have a broker say when all has come that it numbered before it confirmed."""
-        if any([peer.name in window.since for window in self._open.get(peer.name, {})]):
+        if any(peer.name in window.since for window in self._open.get(peer.name, {})):
             self._fabric.channels.ask_progress(peer, 0)
 
     def records(self, name: str) -> bool:
@@ -297,7 +260,7 @@ class Leftovers(Part):
         if entries is not None and not entries:
             del self.by_client[session.client_id]
         before = session.lost
-        session.lost = b"" if not entries else _encode(entries)
+        session.lost = b"" if not entries else encode_lost(entries)
         if session.durable and before != session.lost:
             self._engine.effects.records.append(records.lost(session.number, session.lost))
         if bool(before) != bool(session.lost):
@@ -305,7 +268,7 @@ class Leftovers(Part):
 
     def installed(self, session: Session, own: bytes, now: float) -> None:
         """A session came here with what is known of brokers that lost it. This may be one of them (:meth:`own`)."""
-        entries = _decode(session.lost)
+        entries = decode_lost(session.lost)
         self.by_client[session.client_id] = entries
         if self._fabric.name in entries:
             if own:
@@ -400,7 +363,7 @@ class Leftovers(Part):
             if name not in session.subscriptions and name not in lost.unwanted:
                 self._engine.sessions.subscribe(session, subscription)
                 added.append(name)
-        added = _plain(added)
+        added = plain_filters(added)
         if added:
             window = self._window(client_id, added, now)
             for each in self.by_client[client_id].values():
@@ -471,9 +434,13 @@ class Leftovers(Part):
                 self._deliver(session, lost, sent.publication, sent.start + packet_id - sent.first_id, 1, sent.terms, now)
         for pending in copy.queue or []:
             self._deliver(session, lost, pending.publication, pending.start, pending.count, pending.terms, now)
+        for subscription in copy.subscriptions.values():
+            if subscription.topic_filter not in session.subscriptions and subscription.topic_filter not in lost.unwanted:
+                subscription.session = session
+                self._engine.sessions.subscribe(session, subscription)
         # What the copy itself knows of brokers that were lost before it.
         entries = self.by_client[session.client_id]
-        for other, before in _decode(copy.lost).items():
+        for other, before in decode_lost(copy.lost).items():
             if other != self._fabric.name and other not in entries:
                 before.windows.extend(lost.windows)
                 entries[other] = before
@@ -492,9 +459,9 @@ class Leftovers(Part):
         name = origin_name(self._fabric, publication.origin)
         stop = start + count
         while start < stop:
-            had = _has(windows, name, publication.sequence + start)
+            had = any_has(windows, name, publication.sequence + start)
             end = start + 1
-            while end < stop and _has(windows, name, publication.sequence + end) == had:
+            while end < stop and any_has(windows, name, publication.sequence + end) == had:
                 end += 1
             if not had:
                 self.messages += end - start
@@ -546,9 +513,8 @@ class Leftovers(Part):
             self.given += 1
 
     def own(self, session: Session, now: float) -> bytes:
-        """What is here of a session that is about to come back, for :meth:`installed`; nothing if it is no copy."""
-        copy = self.copies.get(session.client_id)
-        return encode_session(self._fabric, session, now) if copy is not None and copy.session is session else b""
+        """What is here of a session that is about to come back, for :meth:`installed`."""
+        return encode_session(self._fabric, session, now)
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -616,66 +582,10 @@ class Leftovers(Part):
             deadline = min(deadline, self._look_at)
         for until in self._relying.values():
             deadline = min(deadline, until)
-        if any([name in self._fabric.peers and self._fabric.peers[name].up for name in self._open]):
+        if any(name in self._fabric.peers and self._fabric.peers[name].up for name in self._open):
             deadline = min(deadline, self._ask_again_at)
         return deadline
 
 
-def _plain(filters: list[str]) -> list[str]:
-    """Those that are not shared."""
-    return [name for name in filters if not parse_shared(name)[0]]
-
-
-def _has(windows: list[Window], name: str, sequence: int) -> bool:
-    return any([window.has(name, sequence) for window in windows])
-
-
 def _refuse(peer: Peer, move: int, reason: str) -> None:
     peer.send(frame(frames.ABANDON, number(move), number(0), blob(reason.encode("utf-8"))))
-
-
-def _encode(entries: dict[str, Lost]) -> bytes:
-    parts = [number(len(entries))]
-    for name, lost in entries.items():
-        parts.append(blob(name.encode("utf-8")) + blob(pack_ids(sorted(lost.had))))
-        parts.append(_names(sorted(lost.unwanted)))
-        parts.append(number(len(lost.windows)))
-        for window in lost.windows:
-            parts.append(number(1 if window.whole else 0) + _names(window.filters))
-            known = [each for each in window.since if each in window.complete]
-            parts.append(number(len(known)))
-            for each in known:
-                passed = window.passed.get(each, [])
-                parts.append(blob(each.encode("utf-8")) + number(window.since[each]) + number(len(passed)))
-                parts.extend([number(first) + number(last) for first, last in passed])
-    return b"".join(parts)
-
-
-def _decode(data: bytes) -> dict[str, Lost]:
-    entries: dict[str, Lost] = {}
-    if not data:
-        return entries
-    fields = Fields(b"\x00" + data)
-    for _ in range(fields.number()):
-        name = fields.blob().decode("utf-8")
-        lost = Lost(set(packet_ids_of(fields.blob())), [])
-        lost.unwanted = set(_read_names(fields))
-        for _ in range(fields.number()):
-            whole = fields.number() != 0
-            window = Window(_read_names(fields), whole, 0)
-            for _ in range(fields.number()):
-                each = fields.blob().decode("utf-8")
-                window.since[each] = fields.number()
-                window.complete.add(each)
-                window.passed[each] = [(fields.number(), fields.number()) for _ in range(fields.number())]
-            lost.windows.append(window)
-        entries[name] = lost
-    return entries
-
-
-def _names(names: list[str]) -> bytes:
-    return number(len(names)) + b"".join([blob(name.encode("utf-8")) for name in names])
-
-
-def _read_names(fields: Fields) -> list[str]:
-    return [fields.blob().decode("utf-8") for _ in range(fields.number())]
