@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from nearcast.fabric.parts import Peer
 from nearcast.mqtt.publication import Publication
-from nearcast.mqtt.session import Session
 from nearcast.mqtt.routing import VIA_SEPARATOR
+from nearcast.mqtt.session import Session
 
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric

@@ -28,7 +28,7 @@ from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.fabric.session_state import decode_session, decode_subscriptions, encode_session, origin_name
 from nearcast.fabric.windows import Lost, Window, any_has, decode_lost, encode_lost, plain_filters
-from nearcast.mqtt import reasons, records
+from nearcast.mqtt import records
 from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.records import Fields, blob, number
 from nearcast.mqtt.session import RELEASED, Session, packet_ids_of
@@ -41,9 +41,6 @@ MAX_OFFERS: Final = 1_000
 
 MAX_PASSED: Final = 10_000
 """Stretches of messages that are remembered for windows that are open. More than that may come twice."""
-
-RELIES_S: Final = 30.0
-"""How long a client waits for a broker that alone knows its subscriptions; then it is closed, to begin anew."""
 
 ASK_S: Final = 1.0
 """How often a broker is asked whether all has come that it numbered before it confirmed."""
@@ -100,8 +97,6 @@ class Leftovers(Part):
         self._open: dict[str, dict[Window, None]] = {}
         self._log: dict[str, list[tuple[int, int]]] = {}
         self._owners: dict[Window, str] = {}
-        #: Clients that rely on what a lost broker alone knows, and until when they wait for it.
-        self._relying: dict[str, float] = {}
         self._look_at = 0.0
         self._ask_again_at = 0.0
         self.taken = 0
@@ -118,9 +113,8 @@ class Leftovers(Part):
 
     # --- where the client went on: what its session has by itself ---------------------------------------------------------
 
-    def resumed(self, session: Session, lost_at: list[tuple[str, bytes]], known: list[str], relies: bool, now: float) -> None:
-        """A client was lost at these brokers and goes on here; of its filters the session had ``known`` ones before. If it
-        ``relies`` on what only they know, it cannot go on for long without."""
+    def resumed(self, session: Session, lost_at: list[tuple[str, bytes]], known: list[str], now: float) -> None:
+        """A client was lost at these brokers and goes on here; of its filters the session had ``known`` ones before."""
         fabric = self._fabric
         names = [name for name, _ in lost_at if name != fabric.name]
         if not names:
@@ -139,26 +133,7 @@ class Leftovers(Part):
             if not peer.up:
                 peer.last_seen = peer.last_seen or now
             entries[name] = Lost(set(packet_ids_of(had)), list(windows))
-        if relies and entries:
-            self._relying[session.client_id] = now + RELIES_S
         self._note(session)
-
-    def begin_anew(self, session: Session, now: float) -> None:
-        """A client relies on what nobody knows any more: it has to learn that."""
-        connection = session.connection
-        if connection is not None:
-            session.will = None
-            self._engine.drop(connection, reasons.UNSPECIFIED_ERROR, now, None)
-        if self._engine.sessions.by_client.get(session.client_id) is session:
-            self._engine.sessions.end(session, now)
-
-    def heard_all(self, peer: Peer, now: float) -> None:
-        """A broker has said which sessions it has."""
-        known = self._fabric.presence.elsewhere.get(peer.name, {})
-        for client_id in list(self._relying):
-            entries = self.by_client.get(client_id, {})
-            if peer.name in entries and client_id not in known and len(entries) == 1:
-                self._relying[client_id] = now
 
     def _window(self, client_id: str, filters: list[str], now: float) -> Window:
         """Filters were just subscribed to."""
@@ -308,7 +283,6 @@ class Leftovers(Part):
         entries = self.by_client.get(client_id)
         if entries is not None and self._engine.sessions.by_client.get(client_id) is session:
             del self.by_client[client_id]
-            self._relying.pop(client_id, None)
             for lost in entries.values():
                 self._forget_windows(lost)
 
@@ -419,7 +393,7 @@ class Leftovers(Part):
             self._take(session, peer.name, content.blob(), now)
             session.arrived_by = offer.move
             if session.durable:
-                self._engine.effects.records.append(records.arrived(session.number, offer.move))
+                self._engine.effects.records.append(records.arrived(session))
         self._fabric.handover.arrivals.remember(offer.move, offer.client_id)
         self._say_installed(peer, offer.move)
 
@@ -428,7 +402,6 @@ class Leftovers(Part):
         lost = self.by_client[session.client_id][name]
         copy = decode_session(self._fabric, data, now)
         self.taken += 1
-        self._relying.pop(session.client_id, None)
         for packet_id, sent in copy.inflight.items():
             if sent is not RELEASED and not (sent.qos == 2 and packet_id in lost.had):
                 self._deliver(session, lost, sent.publication, sent.start + packet_id - sent.first_id, 1, sent.terms, now)
@@ -559,11 +532,6 @@ class Leftovers(Part):
 
     def tick(self, now: float) -> None:
         self.settle(now)
-        for client_id in [client_id for client_id, until in self._relying.items() if now >= until]:
-            del self._relying[client_id]
-            session = self._engine.sessions.by_client.get(client_id)
-            if session is not None and session.lost:
-                self.begin_anew(session, now)
         if self._open and now >= self._ask_again_at:
             self._ask_again_at = now + ASK_S  # the question may have got lost
             self._ask_all()
@@ -580,8 +548,6 @@ class Leftovers(Part):
             deadline = min(deadline, offer.deadline)
         if self.copies:
             deadline = min(deadline, self._look_at)
-        for until in self._relying.values():
-            deadline = min(deadline, until)
         if any(name in self._fabric.peers and self._fabric.peers[name].up for name in self._open):
             deadline = min(deadline, self._ask_again_at)
         return deadline

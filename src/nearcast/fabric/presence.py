@@ -278,8 +278,6 @@ class Presence(Part):
             session = self._sessions.by_client.get(client_id)
             if session is not None and not session.is_peer and self._is_later(stamp, peer.name, session):
                 self._give_way(session, peer, now)
-        if kind & LAST:
-            self._fabric.leftovers.heard_all(peer, now)
 
     def _is_later(self, stamp: int, name: str, session: Session) -> bool:
         return (stamp, name) > (session.stamp, self._fabric.name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from nearcast.fabric.leftovers import LOST_LATELY_S, NOWHERE_S, RELIES_S
+from nearcast.fabric.leftovers import LOST_LATELY_S, NOWHERE_S
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.packets import MQTT_5, Properties, PubRec, Unsubscribe
 from tests.fabric_harness import Mesh
@@ -47,14 +45,11 @@ class Scene:
         self.mesh.nodes[name].crash()
         self.run()
 
-    def resume(
-        self, broker: str = "b", *, filters: tuple[str, ...] = ("t",), had: bytes = b"", lost: str = "a", present: bool = False
-    ) -> Returning:
+    def resume(self, broker: str = "b", *, filters: tuple[str, ...] = ("t",), had: bytes = b"", lost: str = "a") -> Returning:
         known = facts(
             connect(properties=KEPT, clean_start=False),
             subscriptions=tuple((name, 2) for name in filters),
             unreleased=had,
-            present=present,
             lost_at=tuple((name, had) for name in lost),
         )
         client = resume(self.gateway, broker, known)
@@ -164,7 +159,7 @@ def test_subscriptions_of_an_earlier_connection_come_back() -> None:
     scene.run()
     scene.lose()
     scene.publish("1", topic="early")
-    after = scene.resume(present=True)
+    after = scene.resume()
     scene.publish("2", topic="early")
     scene.back()
     scene.publish("3", topic="early")
@@ -184,36 +179,6 @@ def test_a_filter_that_the_client_left_meanwhile_does_not_come_back() -> None:
     scene.publish("1", topic="u")
     assert set(scene.mesh.nodes["b"].engine.sessions.by_client["client"].subscriptions) == {"t"}
     assert payloads(after) == []
-
-
-def test_a_client_with_nothing_but_earlier_subscriptions_waits_for_its_broker() -> None:
-    scene = Scene()
-    scene.client.subscribe("early", 2)
-    scene.run()
-    scene.lose()
-    after = scene.resume(filters=(), present=True)
-    scene.publish("1", topic="early")
-    assert after.closed is None
-    scene.back()
-    scene.publish("2", topic="early")
-    assert payloads(after) == ["1", "2"]
-    scene.run(RELIES_S + 1)
-    assert after.closed is None
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_it_is_closed_to_begin_anew_when_that_broker_knows_nothing(comes_back: bool) -> None:
-    scene = Scene(durable=False)
-    scene.client.subscribe("early", 2)
-    scene.run()
-    scene.lose()
-    after = scene.resume(filters=(), present=True)
-    if comes_back:
-        scene.back()
-    else:
-        scene.run(RELIES_S + 1)
-    assert after.closed is not None
-    assert not scene.has_session("b")
 
 
 def test_a_client_that_began_anew_gets_nothing_of_it() -> None:
