@@ -260,6 +260,7 @@ class Presence(Part):
             client_id = fields.blob().decode("utf-8")
             state = fields.number()
             continuing = self._continuing.setdefault(peer.name, set())
+            continued = client_id in continuing
             if state & CONTINUES:
                 continuing.add(client_id)
             else:
@@ -270,8 +271,11 @@ class Presence(Part):
                 if former is not None:
                     former.pop(client_id, None)
                 if state == WENT:
-                    there = self.elsewhere.setdefault(fields.blob().decode("utf-8"), {})
+                    name = fields.blob().decode("utf-8")
+                    there = self.elsewhere.setdefault(name, {})
                     there[client_id] = max(stamp, there.get(client_id, 0))
+                    if continued:
+                        self._continuing.setdefault(name, set()).add(client_id)
                 continue
             known[client_id] = stamp
             self._fabric.seen_stamp(stamp)
