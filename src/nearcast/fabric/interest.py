@@ -100,6 +100,8 @@ class Interest(Part):
         if client_id[:1] == PEER_PREFIX or inner_filter[:5] == "$SYS/":
             return
         name = shared_name(group, inner_filter)
+        if client_id in self._fabric.leftovers.by_client:
+            self._fabric.leftovers.subscribed(client_id, name)
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
         if count == 0:

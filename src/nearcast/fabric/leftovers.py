@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 MAX_OFFERS: Final = 1_000
 """Copies that may be on their way here at once. Further ones are asked to come later."""
 
+MAX_WINDOWS: Final = 64
+"""Windows of one session. What it subscribes to beyond may come twice when a lost broker is back."""
+
 MAX_PASSED: Final = 10_000
 """Stretches of messages that are remembered for windows that are open. More than that may come twice."""
 
@@ -97,6 +100,8 @@ class Leftovers(Part):
         self._open: dict[str, dict[Window, None]] = {}
         self._log: dict[str, list[tuple[int, int]]] = {}
         self._owners: dict[Window, str] = {}
+        #: Filters that clients which brokers lost subscribed to since, and our sequence then.
+        self._fresh: dict[str, tuple[int, list[str]]] = {}
         self._look_at = 0.0
         self._ask_again_at = 0.0
         self.taken = 0
@@ -133,6 +138,7 @@ class Leftovers(Part):
             if not peer.up:
                 peer.last_seen = peer.last_seen or now
             entries[name] = Lost(set(packet_ids_of(had)), list(windows))
+        self._fresh.pop(session.client_id, None)
         self._note(session)
 
     def _window(self, client_id: str, filters: list[str], now: float) -> Window:
@@ -259,6 +265,29 @@ class Leftovers(Part):
                     self._watch(session.client_id, window)
         self._note(session)
 
+    def subscribed(self, client_id: str, topic_filter: str) -> None:
+        """A client that brokers lost wants something more, which they may have known of: it may have asked them first."""
+        if client_id not in self._fresh:
+            self._fresh[client_id] = (self._engine.router.next_sequence - 1, [])
+        self._fresh[client_id][1].append(topic_filter)
+
+    def _open_fresh(self, now: float) -> None:
+        fresh = self._fresh
+        self._fresh = {}
+        for client_id, (sequence, filters) in fresh.items():
+            session = self._engine.sessions.by_client.get(client_id)
+            wanted = plain_filters(filters)
+            entries = self.by_client.get(client_id, {})
+            if session is None or not wanted or not entries:
+                continue
+            if max(len(lost.windows) for lost in entries.values()) >= MAX_WINDOWS:
+                continue
+            window = self._window(client_id, wanted, now)
+            window.since[self._fabric.name] = sequence
+            for lost in entries.values():
+                lost.windows.append(window)
+            self._note(session)
+
     def unsubscribed(self, client_id: str, topic_filter: str) -> None:
         """A client that brokers lost wants something no more: they are not to bring it back."""
         session = self._engine.sessions.by_client.get(client_id)
@@ -342,6 +371,7 @@ class Leftovers(Part):
             window = self._window(client_id, added, now)
             for each in self.by_client[client_id].values():
                 each.windows.append(window)
+            self._fresh.pop(client_id, None)
             self._note(session)
         offer.round = current_round
         offer.answered = False
@@ -518,6 +548,8 @@ class Leftovers(Part):
         self._close(peer.name)
 
     def settle(self, now: float) -> None:
+        if self._fresh:
+            self._open_fresh(now)
         if self.offers:
             for offer in self.offers.values():
                 peer = self._fabric.peers.get(offer.origin)

@@ -166,6 +166,21 @@ def test_subscriptions_of_an_earlier_connection_come_back() -> None:
     assert payloads(after) == ["1", "2", "3"]
 
 
+def test_what_the_client_asks_for_again_comes_once() -> None:
+    scene = Scene()
+    scene.client.subscribe("t", 2)  # its SUBACK does not reach the gateway any more
+    scene.run()
+    scene.lose()
+    scene.publish("1")
+    after = scene.resume(filters=())
+    after.subscribe("t", 2)
+    scene.run()
+    scene.publish("2")
+    scene.back()
+    scene.publish("3")
+    assert sorted(payloads(after)) == ["1", "2", "3"]
+
+
 def test_a_filter_that_the_client_left_meanwhile_does_not_come_back() -> None:
     scene = Scene()
     scene.client.subscribe("t", 2)
