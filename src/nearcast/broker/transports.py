@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.connection import Connection
+from nearcast.serving.streams import StreamTransport
 
 if TYPE_CHECKING:
     from nearcast.broker.listeners import BoundListener
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
 WRITE_HIGH_BYTES = 262_144
 WRITE_LOW_BYTES = 65_536
 
-#: Beyond this many chunks, joining them costs less than giving the kernel one vector entry each.
-JOIN_ABOVE_CHUNKS = 4
 
-
-class ClientTransport(asyncio.Protocol):
+class ClientTransport(StreamTransport):
     """Drives one engine connection over one stream transport."""
 
     __slots__ = (
@@ -38,14 +36,13 @@ class ClientTransport(asyncio.Protocol):
         "sampled_out",
         "stall_bytes",
         "stall_since",
-        "transport",
         "waits_to_close",
     )
 
     def __init__(self, broker: Broker, listener: BoundListener) -> None:
+        super().__init__()
         self.broker = broker
         self.listener = listener
-        self.transport: asyncio.Transport | None = None
         self.connection: Connection | None = None
         self.announced = False
         # Output that waits for the disk.
@@ -116,17 +113,6 @@ class ClientTransport(asyncio.Protocol):
             connection.reading = False
             self.transport.pause_reading()
 
-    def send(self, chunks: list[bytes]) -> None:
-        """Send bytes of the MQTT stream."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            if len(chunks) == 1:
-                transport.write(chunks[0])
-            elif len(chunks) <= JOIN_ABOVE_CHUNKS:
-                transport.writelines(chunks)
-            else:
-                transport.write(b"".join(chunks))
-
     def close(self) -> None:
         """Close once what was sent is out. Whoever does not take it is cut off by the stall check."""
         transport = self.transport
@@ -135,19 +121,10 @@ class ClientTransport(asyncio.Protocol):
             if transport.get_write_buffer_size():
                 self.broker.stalls.watch(self, self.broker.monotonic())
 
-    def abort(self) -> None:
-        """Close at once."""
-        if self.transport is not None:
-            self.transport.abort()
-
     def cut(self) -> None:
         """Close at once, and let the engine hear nothing of it, nor of anything that still arrives."""
         self.connection = None
         self.abort()
-
-    def write_buffer_bytes(self) -> int:
-        """Bytes the kernel has not taken yet."""
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
 
 def peer_name(connection: Connection) -> str:

@@ -13,6 +13,7 @@ from nearcast.fabric.plain import Dial, PlainGateway, PlainUpstream
 from nearcast.gateway.config import GatewayConfig, plain_address
 from nearcast.serving import logs
 from nearcast.serving.links import client_context
+from nearcast.serving.streams import StreamTransport
 
 WRITE_HIGH_BYTES = 131_072
 WRITE_LOW_BYTES = 32_768
@@ -20,13 +21,13 @@ DIAL_TIMEOUT_SECONDS = 5.0
 CLOSING_SECONDS = 5.0
 
 
-class PlainTransport(asyncio.Protocol):
+class PlainTransport(StreamTransport):
     """One connection. Also the handle of its :class:`~nearcast.fabric.plain.PlainUpstream`."""
 
     def __init__(self, sockets: PlainSockets, dial: Dial) -> None:
+        super().__init__()
         self._sockets = sockets
         self._dial = dial
-        self.transport: asyncio.Transport | None = None
         self._upstream: PlainUpstream | None = None
 
     # What asyncio calls.
@@ -72,30 +73,8 @@ class PlainTransport(asyncio.Protocol):
 
     # What the machine calls.
 
-    def send(self, chunks: list[bytes]) -> None:
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            transport.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-
     def close(self) -> None:
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            transport.close()
-            if transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(CLOSING_SECONDS, transport.abort)
-
-    def pause_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self.transport is not None:
-            self.transport.abort()
+        self.close_within(CLOSING_SECONDS)
 
 
 class PlainSockets:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from nearcast.config import Listener
 from nearcast.fabric.tunnels import Tunnel
 from nearcast.serving.listeners import BaseListener
+from nearcast.serving.streams import StreamTransport
 
 if TYPE_CHECKING:
     from nearcast.gateway.process import GatewayProcess
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 WRITE_HIGH_BYTES = 131_072
 WRITE_LOW_BYTES = 32_768
 
-JOIN_ABOVE_CHUNKS = 4
-
 #: A WebSocket client that sends pings and does not read the pongs is cut off beyond this.
 MAX_PENDING_BYTES = 4_194_304
 
@@ -26,15 +25,15 @@ MAX_PENDING_BYTES = 4_194_304
 CLOSING_SECONDS = 10.0
 
 
-class ClientTransport(asyncio.Protocol):
+class ClientTransport(StreamTransport):
     """One client. Also the handle of its tunnel."""
 
-    __slots__ = ("listener", "process", "stall_bytes", "stall_since", "transport", "tunnel")
+    __slots__ = ("listener", "process", "stall_bytes", "stall_since", "tunnel")
 
     def __init__(self, process: GatewayProcess, listener: GatewayListener) -> None:
+        super().__init__()
         self.process = process
         self.listener = listener
-        self.transport: asyncio.Transport | None = None
         self.tunnel: Tunnel | None = None
         self.stall_bytes = 0
         self.stall_since = 0.0
@@ -85,39 +84,8 @@ class ClientTransport(asyncio.Protocol):
             process.machine.receive(self.tunnel, data, process.monotonic())
             process.flush()
 
-    def send(self, chunks: list[bytes]) -> None:
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            if len(chunks) == 1:
-                transport.write(chunks[0])
-            elif len(chunks) <= JOIN_ABOVE_CHUNKS:
-                transport.writelines(chunks)
-            else:
-                transport.write(b"".join(chunks))
-
     def close(self) -> None:
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            transport.close()
-            if transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(CLOSING_SECONDS, transport.abort)
-
-    def pause_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self.transport is not None:
-            self.transport.abort()
-
-    def write_buffer_bytes(self) -> int:
-        """Bytes the kernel has not taken yet."""
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+        self.close_within(CLOSING_SECONDS)
 
 
 class GatewayListener(BaseListener):

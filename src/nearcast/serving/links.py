@@ -18,13 +18,11 @@ from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt.access import Peer
 from nearcast.mqtt.connection import Connection
 from nearcast.serving import logs
+from nearcast.serving.streams import StreamTransport
 
 #: Above this the kernel has taken too little for now. Higher than a client's: one link carries what thousands of them want.
 WRITE_HIGH_BYTES = 1_048_576
 WRITE_LOW_BYTES = 262_144
-
-#: Beyond this many chunks, joining them costs less than giving the kernel one vector entry each.
-JOIN_ABOVE_CHUNKS = 16
 
 DIAL_TIMEOUT_SECONDS = 5.0
 
@@ -57,14 +55,14 @@ class Machine(Protocol):
         """Addresses to connect to."""
 
 
-class LinkTransport(asyncio.Protocol):
+class LinkTransport(StreamTransport):
     """One link's stream. Also the ``handle`` of its :class:`~nearcast.mqtt.connection.Connection`."""
 
     def __init__(self, sockets: LinkSockets, address: str, peer_of: Callable[[asyncio.Transport], Peer | None] | None) -> None:
+        super().__init__()
         self.sockets = sockets
         self.address = address
         self._peer_of = peer_of
-        self.transport: asyncio.Transport | None = None
         self.link: Any = None
         self.connection: Connection | None = None
         self.held_bytes = 0
@@ -123,27 +121,9 @@ class LinkTransport(asyncio.Protocol):
 
     # What :class:`~nearcast.mqtt.commits.Commits` calls.
 
-    def send(self, chunks: list[bytes]) -> None:
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            if len(chunks) == 1:
-                transport.write(chunks[0])
-            elif len(chunks) <= JOIN_ABOVE_CHUNKS:
-                transport.writelines(chunks)
-            else:
-                transport.write(b"".join(chunks))
-
     def close(self) -> None:
         """Close once what was sent is out, or after a while in any case."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            transport.close()
-            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self.transport is not None:
-            self.transport.abort()
+        self.close_within(CLOSE_TIMEOUT_SECONDS)
 
     def cut(self) -> None:
         """Close at once, and let the machine hear nothing of it, nor of anything that still arrives."""
