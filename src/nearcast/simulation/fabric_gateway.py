@@ -10,7 +10,7 @@ from nearcast.fabric.gateway import Gateway, GatewaySettings
 from nearcast.fabric.gateway_node import GatewayNode
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import CONTROLLER, GATEWAY, Greeting
-from nearcast.fabric.tunnels import ClientHandle, Tunnel
+from nearcast.fabric.tunnels import Tunnel
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.mqtt import reasons
@@ -23,7 +23,7 @@ from nearcast.simulation.programs import Program, ProgramNode
 from nearcast.simulation.streams import Stream
 
 
-class ClientEnd(ClientHandle):
+class ClientEnd:
     """One client's stream, as the handle of its tunnel."""
 
     def __init__(self, stream: Stream, closed: list[Stream]) -> None:
