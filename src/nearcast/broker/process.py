@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import secrets
-import signal
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -41,7 +39,7 @@ from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer, Verdict
 from nearcast.mqtt.connection import CONNECTED, Connection
 from nearcast.mqtt.engine import Engine
-from nearcast.serving import logs
+from nearcast.serving import logs, running
 from nearcast.serving.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.serving.certificates import server_context
 from nearcast.serving.sockets import bind_tcp
@@ -51,9 +49,6 @@ TICK_SECONDS = 0.1
 
 CHECKS_EVERY_TICKS = 10
 """Ticks between looks at stalled clients and suppressed log lines."""
-
-GC_THRESHOLDS = (50_000, 20, 50)
-"""The hot path makes little cyclic garbage, and a full collection over 10,000 connections is a visible pause."""
 
 
 class Broker:
@@ -218,24 +213,7 @@ class Broker:
 
     async def serve(self, on_ready: Callable[[Broker], None] | None = None) -> int:
         """Run until SIGTERM, SIGINT or a failing disk; returns the process's exit code."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_log_unexpected)
-        await self.start()
-        # Here and not in `start`: these settings are the whole process's, and not an embedded broker's to change.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        try:
-            if on_ready is not None:
-                on_ready(self)
-            await self._stop_asked.wait()
-        finally:
-            await self.stop()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+        await running.run(self, lambda: None if on_ready is None else on_ready(self), self._stop_asked)
         return self._exit_code
 
     def ask_to_stop(self) -> None:
@@ -555,10 +533,3 @@ class Broker:
 
 def _load_passwords(security: Security) -> PasswordTable | None:
     return None if security.password_file is None else load_passwords(security.password_file)
-
-
-def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Whatever nobody caught: a defect of ours. It ends one connection or task, is logged, and the broker goes on."""
-    error = context.get("exception")
-    trace = (type(error), error, error.__traceback__) if isinstance(error, BaseException) else None
-    logs.logger.error("unexpected: %s", context.get("message"), exc_info=trace)

@@ -28,7 +28,7 @@ class WebSocketTransport(ClientTransport):
         received = self.frames.receive(data)
         if received:
             self.deliver(received)
-        self._write()
+        self.frames.write_to(self.transport)
         # The engine bounds MQTT output; pongs are ours to bound, for a client that sends pings and never reads.
         if self.write_buffer_bytes() > MAX_PENDING_BYTES:
             limits = self.broker.config.limits
@@ -37,25 +37,14 @@ class WebSocketTransport(ClientTransport):
 
     def eof_received(self) -> bool | None:
         self.frames.receive_eof()
-        self._write()
+        self.frames.write_to(self.transport)
         return None
 
     def send(self, chunks: list[bytes]) -> None:
         self.frames.send(chunks)
-        self._write()
+        self.frames.write_to(self.transport)
 
     def close(self) -> None:
         self.frames.close()
-        self._write()
+        self.frames.write_to(self.transport)
         super().close()
-
-    def _write(self) -> None:
-        transport = self.transport
-        for chunk in self.frames.outgoing():
-            if transport is None or transport.is_closing():
-                return
-            if chunk:
-                transport.write(chunk)
-            else:
-                # The library's way to say that this side is done: nothing more will be sent.
-                transport.close()

@@ -7,14 +7,12 @@ brokers or moves: that is :mod:`nearcast.fabric.gateway`.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import secrets
-import signal
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -38,7 +36,7 @@ from nearcast.gateway.transports import ClientTransport, GatewayListener
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
-from nearcast.serving import logs
+from nearcast.serving import logs, running
 from nearcast.serving.admission import ConnectRate, bounded_connections
 from nearcast.serving.certificates import server_context
 from nearcast.serving.links import LinkSockets
@@ -48,7 +46,6 @@ from nearcast.serving.sockets import bind_tcp
 
 TICK_SECONDS = 0.05
 CHECKS_EVERY_TICKS = 20
-GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class GatewayProcess:
@@ -223,23 +220,7 @@ class GatewayProcess:
 
     async def serve(self, on_ready: Callable[[GatewayProcess], None] | None = None) -> int:
         """Run until SIGTERM or SIGINT; returns the process's exit code."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_log_unexpected)
-        await self.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        try:
-            if on_ready is not None:
-                on_ready(self)
-            await self._stop_asked.wait()
-        finally:
-            await self.stop()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+        await running.run(self, lambda: None if on_ready is None else on_ready(self), self._stop_asked)
         return 0
 
     def reload(self) -> None:
@@ -460,10 +441,3 @@ class GatewayProcess:
             "moves": {"under_way": len(machine.moves.under_way), "done": machine.moves.moved, "failed": machine.moves.failed},
             "listeners": [{"kind": listener.config.kind, "address": listener.address} for listener in self.listeners],
         }
-
-
-def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Whatever nobody caught: a defect of ours. It ends one connection or task, is logged, and the gateway goes on."""
-    error = cast(BaseException | None, context.get("exception"))
-    trace = None if error is None else (type(error), error, error.__traceback__)
-    logs.logger.error("unexpected: %s", context.get("message"), exc_info=trace)

@@ -7,6 +7,7 @@ frame's payload is handed on as it comes, without putting messages together firs
 
 from __future__ import annotations
 
+import asyncio
 import http
 import logging
 from urllib.parse import urlsplit
@@ -82,9 +83,16 @@ class ServerFraming:
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
 
-    def outgoing(self) -> list[bytes]:
-        """What to write; an empty piece means that the stream is to be closed behind what came before it."""
-        return self._protocol.data_to_send()
+    def write_to(self, transport: asyncio.Transport | None) -> None:
+        """Write what is to be sent by now, if the stream is still open."""
+        for chunk in self._protocol.data_to_send():
+            if transport is None or transport.is_closing():
+                return
+            if chunk:
+                transport.write(chunk)
+            else:
+                # The library's way to say that this side is done: nothing more will be sent.
+                transport.close()
 
     def _handshake(self, data: bytes) -> bytes:
         """Read the request, line by line, and answer it; returns what came after it, which is nothing after a refusal.
