@@ -23,8 +23,120 @@ class TopicClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topic: str
     """A topic name, or a filter with ``+`` and ``#``."""
 
-    topic_class: Literal["bridged", "local"]
-    """"bridged": messages go to every broker with a subscriber. "local": messages stay at the broker that received them."""
+    topic_class: Literal["bridged", "local", "broadcast", "broadcast-filtered"]
+    """"bridged": messages go to every broker with a subscriber. "local": messages stay at the broker that received them.
+    "broadcast": messages go to every broker of this one's group, and to other groups by way of the cloud.
+    "broadcast-filtered": the same, but inside the group only to brokers with a subscriber."""
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this broker joins others in a group that messages of class ``broadcast`` are flooded in."""
+
+    cloud: str | None = None
+    """URL of the MQTT broker through which groups find each other and exchange messages: ``mqtt://host:1883``,
+    ``mqtts://host:8883``. Any MQTT broker will do. Unset: there are no groups, and messages of class ``broadcast`` go to all
+    brokers of the fabric."""
+
+    cloud_version: Literal["5", "3.1.1"] = "5"
+    """Which MQTT is spoken with the cloud. With 3.1.1 messages cannot carry their identity, so one that comes back is known by
+    its content."""
+
+    cloud_username: str | None = None
+    """User name at the cloud."""
+
+    cloud_password_file: str | None = None
+    """File whose first line is the password there."""
+
+    cloud_ca_file: str | None = None
+    """PEM file with the authorities that vouch for the cloud's certificate. Unset: the system's."""
+
+    cloud_certificate_file: str | None = None
+    """PEM file with the certificate this broker shows to the cloud, where that asks for one."""
+
+    cloud_key_file: str | None = None
+    """PEM file with that certificate's private key."""
+
+    threshold_ms: float = 5.0
+    """Brokers nearer than this, one way, end up in one group. 0 makes every broker its own group (all goes through the cloud),
+    a very large value puts all in one (all is flooded). Too low costs latency, too high sends what nobody wants."""
+
+    leave_threshold_ms: float | None = None
+    """A broker farther than this from its leader leaves. Unset: a quarter above ``threshold_ms``. Too near to it and brokers
+    come and go with every change of the weather."""
+
+    region: str = "world"
+    """Which part of a large deployment this broker announces itself in ("europe"): one topic level. Brokers of other regions
+    never join it in a group, and hear nothing of it."""
+
+    prefix: str = "nearcast"
+    """First topic level(s) of all that brokers say to each other through the cloud. Two fabrics at one cloud need two."""
+
+    lcm: float | None = None
+    """Leadership capability measure: of two leaders that merge, the one with the higher leads. Unset: messages a second that
+    this broker could relay, as measured from its processor and its way to the cloud."""
+
+    position: tuple[float, float] | None = None
+    """Latitude and longitude in degrees. Brokers that light in fibre could not reach within the threshold need not be
+    measured."""
+
+    announce_interval_seconds: float = 0.5
+    """How often a leader announces itself. Many leaders do it less often. Too low costs the cloud messages, too high finds
+    neighbours late."""
+
+    ping_interval_seconds: float = 1.0
+    """How often near brokers are measured."""
+
+    ping_window: int = 20
+    """Measurements that the moving average goes over. Too few and groups follow the weather; too many and they follow late."""
+
+    links: Literal["auto", "group", "all"] = "auto"
+    """Which brokers this one keeps links to: those of its "group", or "all" that it hears of. "auto": the group, unless a
+    controller or peers are configured."""
+
+    adaptive: bool = False
+    """Whether each group moves its threshold by itself, so that its excess data stays near ``excess_budget``."""
+
+    excess_budget: float = 0.3
+    """Share of messages that a group's brokers may get for nobody."""
+
+    least_threshold_ms: float = 1.0
+    """Below this an adaptive threshold does not fall."""
+
+    largest_threshold_ms: float = 50.0
+    """Above this an adaptive threshold does not rise."""
+
+    flow_aware: bool = False
+    """Whether a member goes over to another group, within the threshold, that most of what its clients want comes from."""
+
+    @property
+    def effective_leave_threshold_ms(self) -> float:
+        return 1.25 * self.threshold_ms if self.leave_threshold_ms is None else self.leave_threshold_ms
+
+    def __post_init__(self) -> None:
+        for field in ("threshold_ms", "excess_budget", "least_threshold_ms"):
+            _require(getattr(self, field) >= 0, field, "must not be negative")
+        leave = self.leave_threshold_ms
+        _require(leave is None or leave >= self.threshold_ms, "leave_threshold_ms", "must not be below threshold_ms")
+        _require(self.excess_budget <= 1, "excess_budget", "is a share: between 0 and 1")
+        _require(self.largest_threshold_ms >= self.least_threshold_ms, "largest_threshold_ms", "is below least_threshold_ms")
+        for field in ("announce_interval_seconds", "ping_interval_seconds"):
+            _require(0.01 <= getattr(self, field) <= 3_600, field, "must be between 0.01 and 3,600")
+        _require(1 <= self.ping_window <= 1_000, "ping_window", "must be between 1 and 1,000")
+        _require(self.lcm is None or self.lcm >= 0, "lcm", "must not be negative")
+        _require(
+            0 < len(self.region.encode()) <= 128 and self.region.isprintable() and not set(self.region) & set("+#/"),
+            "region",
+            "must be one topic level of 1 to 128 characters",
+        )
+        prefix_fits = 0 < len(self.prefix.encode()) <= 256 and self.prefix.isprintable() and not set(self.prefix) & set("+#")
+        _require(prefix_fits and self.prefix[0] != "$", "prefix", "must be a topic name of 1 to 256 characters, without $")
+        if self.cloud is not None:
+            scheme, separator, _ = self.cloud.partition("://")
+            _require(separator != "" and scheme in ("mqtt", "mqtts"), "cloud", "must be mqtt://host:port or mqtts://host:port")
+        if self.position is not None:
+            latitude, longitude = self.position
+            fits = -90 <= latitude <= 90 and -180 <= longitude <= 180
+            _require(fits, "position", "must be a latitude (-90 to 90) and a longitude (-180 to 180)")
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +176,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     classes: tuple[TopicClass, ...] = ()
     """Classes of topics, until a controller says otherwise."""
+
+    groups: Groups = Groups()
+    """Broadcast groups."""
 
     max_queued_messages: int = 100_000
     """QoS 1 and 2 messages kept in memory for one other broker until it has them. With a data directory, further ones wait on
@@ -128,5 +243,5 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(
             self.fail_after_seconds > self.probe_interval_seconds, "fail_after_seconds", "must be above probe_interval_seconds"
         )
-        if self.controller is not None or self.peers:
+        if self.controller is not None or self.peers or self.groups.cloud is not None:
             _require(self.secret_file is not None, "secret_file", "is needed to be part of a fabric: `nearcast secret FILE`")

@@ -77,6 +77,13 @@ ASSIGN: Final = 84
 DRAIN: Final = 85
 DEREGISTER: Final = 86
 
+# Between the brokers of a broadcast group (nearcast.fabric.broadcast).
+GROUP: Final = 90
+RELAYED: Final = 91
+RELAY_STATE: Final = 92
+RELAY_LIVE: Final = 93
+COVERED: Final = 94
+
 LENGTH_BYTES: Final = 4
 
 
