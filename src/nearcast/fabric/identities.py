@@ -44,8 +44,7 @@ class Identity:
 class _Stretches:
     """Numbers as stretches that do not touch: ``starts[i]`` to ``ends[i]``, both included, rising."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self) -> None:
         self.starts: list[int] = []
         self.ends: list[int] = []
 
@@ -92,25 +91,22 @@ class _Stretches:
 
 
 class Seen:
-    """The messages of class ``broadcast`` that were taken here."""
+    """The messages of class ``broadcast`` that were taken here, by origin and epoch."""
 
     def __init__(self) -> None:
-        self._by_origin: dict[str, _Stretches] = {}
+        self._by_origin: dict[tuple[str, int], _Stretches] = {}
         #: Messages that came again.
         self.repeated = 0
 
     def take(self, origin: str, epoch: int, first: int, count: int) -> list[tuple[int, int]]:
         """Take ``count`` messages from this number on; returns those that were not here, as (first number, count) each."""
-        known = self._by_origin.get(origin)
+        key = (origin, epoch)
+        known = self._by_origin.get(key)
         if known is None:
             if len(self._by_origin) >= MAX_ORIGINS:
                 self._by_origin.pop(next(iter(self._by_origin)))
-            known = _Stretches(epoch)
-            self._by_origin[origin] = known
-        elif epoch != known.epoch:
-            # Another life of that broker, and which of the two is the later one does not show: numbers rise over lives, because
-            # they begin with the wall clock, so both fit into one set.
-            known.epoch = epoch
+            known = _Stretches()
+            self._by_origin[key] = known
         fresh = known.add(first, first + count - 1)
         taken = 0
         found: list[tuple[int, int]] = []
@@ -120,14 +116,10 @@ class Seen:
         self.repeated += count - taken
         return found
 
-    def has(self, origin: str, sequence: int) -> bool:
+    def has(self, origin: str, epoch: int, sequence: int) -> bool:
         """Whether a message was here."""
-        known = self._by_origin.get(origin)
+        known = self._by_origin.get((origin, epoch))
         if known is None:
             return False
         place = bisect_right(known.starts, sequence) - 1
         return place >= 0 and sequence <= known.ends[place]
-
-    def forget(self, origin: str) -> None:
-        """A broker left for good."""
-        self._by_origin.pop(origin, None)
