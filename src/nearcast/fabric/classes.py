@@ -4,6 +4,10 @@
 ``bridged``           the default: a message goes once to every broker with a matching subscriber
 ``local``             a message never leaves the broker that received it: its subscribers elsewhere, its retained copies
                       elsewhere and members of its shared subscriptions elsewhere get nothing
+``broadcast``         a message goes to every broker of this one's group, and to other groups through the cloud
+                      (:mod:`nearcast.fabric.broadcast`)
+``broadcast-``        the same, but inside the group only to brokers with a subscriber, who is thus served a moment after
+``filtered``          it subscribed, not at once
 ====================  ==================================================================================================
 
 The class is the receiving broker's to decide, and compiled into routes, so that it costs nothing per message. Rules come from
@@ -13,17 +17,22 @@ depend on classes: a filter may match topics of several.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from nearcast.config import TopicRule
 from nearcast.errors import ConfigError
-from nearcast.mqtt.routing import Router
+from nearcast.mqtt.routing import FABRIC, GROUP, GROUP_FILTERED, HERE, Router, Target
+from nearcast.mqtt.session import Session
 from nearcast.mqtt.topics import filter_fault
 from nearcast.topiclog.rules import RuleTable
 
 BRIDGED: Final = "bridged"
 LOCAL: Final = "local"
-CLASSES: Final = (BRIDGED, LOCAL)
+BROADCAST: Final = "broadcast"
+BROADCAST_FILTERED: Final = "broadcast-filtered"
+CLASSES: Final = (BRIDGED, LOCAL, BROADCAST, BROADCAST_FILTERED)
+
+_REACH: Final = {BRIDGED: FABRIC, LOCAL: HERE, BROADCAST: GROUP, BROADCAST_FILTERED: GROUP_FILTERED}
 
 MAX_LEVELS: Final = 1_000
 
@@ -38,6 +47,19 @@ def class_fault(topic_filter: str, topic_class: str) -> str:
     return ""
 
 
+class GroupTargets(Protocol):
+    """Whom messages of class ``broadcast`` go to (:class:`nearcast.fabric.broadcast.Broadcast`)."""
+
+    def flooded(self, matched: list[Target], filtered: bool) -> list[Target]:
+        """The brokers of the group, or those of them that matched, and the way to other groups."""
+
+    def is_fellow(self, session: Session) -> bool:
+        """Whether another broker is of this one's group."""
+
+    def classes_changed(self) -> None:
+        """Other topics are of class ``broadcast`` now."""
+
+
 class TopicClasses:
     """The rules of one broker. ``stamp`` is when they were decided, in microseconds; the configuration's have 0."""
 
@@ -47,6 +69,7 @@ class TopicClasses:
         self._table = RuleTable()
         self._class_of: dict[str, str] = {}
         self.rules: list[tuple[str, str]] = []
+        self.group: GroupTargets | None = None
         self.replace(rules, 0)
         router.classes = self
 
@@ -66,6 +89,8 @@ class TopicClasses:
         self._class_of = class_of
         self._table = RuleTable([TopicRule(topic=topic_filter) for topic_filter in class_of])
         self._router.tree.generation += 1
+        if self.group is not None:
+            self.group.classes_changed()
         return True
 
     def class_of(self, topic: bytes) -> str:
@@ -75,4 +100,19 @@ class TopicClasses:
 
     def crosses(self, topic: bytes) -> bool:
         """Whether messages of a topic go to other brokers at all."""
-        return topic[:5] != b"$SYS/" and (not self.rules or self.class_of(topic) != LOCAL)
+        return self.reach(topic) != HERE
+
+    def reach(self, topic: bytes) -> int:
+        if topic[:5] == b"$SYS/":
+            return HERE
+        return _REACH[self.class_of(topic)] if self.rules else FABRIC
+
+    def flooded(self, matched: list[Target], reach: int) -> list[Target]:
+        return matched if self.group is None else self.group.flooded(matched, reach == GROUP_FILTERED)
+
+    def serves(self, session: Session) -> bool:
+        return self.group is None or self.group.is_fellow(session)
+
+    def broadcast_filters(self) -> list[str]:
+        """The filters of rules that make topics ``broadcast``. A rule before them may make some of those something else."""
+        return [topic_filter for topic_filter, topic_class in self._class_of.items() if _REACH[topic_class] >= GROUP]

@@ -40,11 +40,25 @@ class Sharing(Protocol):
         """One of the brokers' memberships: of those with members that are ``connected``, or of all."""
 
 
+#: How far messages of a topic go: to every broker with a subscriber, to none, to this broker's group, or there to those with
+#: a subscriber only.
+FABRIC: Final = 0
+HERE: Final = 1
+GROUP: Final = 2
+GROUP_FILTERED: Final = 3
+
+
 class Classes(Protocol):
     """What becomes of topics in the fabric (:mod:`nearcast.fabric.classes`)."""
 
-    def crosses(self, topic: bytes) -> bool:
-        """Whether messages of a topic go to other brokers at all."""
+    def reach(self, topic: bytes) -> int:
+        """How far messages of a topic go."""
+
+    def flooded(self, matched: list[Target], reach: int) -> list[Target]:
+        """Who gets messages that go to the group, given the brokers with a subscriber."""
+
+    def serves(self, session: Session) -> bool:
+        """Whether another broker may serve a shared subscription of such messages."""
 
 
 class Target:
@@ -60,6 +74,13 @@ class Target:
         self.retain_as_published = subscription.retain_as_published
         self.identifiers = encode_identifier(subscription.identifier)
         self._terms = Terms(self.qos, False, self.identifiers, via)
+        self._subscription = subscription
+        #: Whether this is the way to brokers that are not told of one by one (:mod:`nearcast.fabric.relaying`).
+        self.relays = False
+
+    def telling(self, names: list[str]) -> Target:
+        """The same for plain subscribers and these shared subscriptions."""
+        return Target(self._subscription, self.via + VIA_SEPARATOR + VIA_SEPARATOR.join(names))
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)
@@ -103,11 +124,12 @@ def encode_identifier(identifier: int) -> bytes:
     return _SUBSCRIPTION_IDENTIFIER + encode_varint(identifier) if identifier else b""
 
 
-def _without_peers(group: SharedGroup) -> SharedGroup:
-    """A shared subscription's members at this broker."""
+def _limited(group: SharedGroup, classes: Classes, reach: int) -> SharedGroup:
+    """A shared subscription's members as far as messages go."""
     ours = SharedGroup(group.name, group.inner_filter)
     for client_id, member in group.members.items():
-        if not member.session.is_peer:
+        session = member.session
+        if not session.is_peer or (reach != HERE and classes.serves(session)):
             ours.members[client_id] = member
     return ours
 
@@ -163,9 +185,12 @@ class Router:
         route.targets = [target for target in merged.values() if not target.session.is_peer]
         route.peers = [target for target in merged.values() if target.session.is_peer]
         route.groups = match.groups
-        if self.classes is not None and not self.classes.crosses(route.topic):
-            route.peers = NO_TARGETS
-            route.groups = [group for group in map(_without_peers, match.groups) if group.members]
+        classes = self.classes
+        reach = FABRIC if classes is None else classes.reach(route.topic)
+        if classes is not None and reach != FABRIC:
+            route.peers = NO_TARGETS if reach == HERE else classes.flooded(route.peers, reach)
+            limited = [_limited(group, classes, reach) for group in match.groups]
+            route.groups = [group for group in limited if group.members]
         # The broker's own figures are of no use later on.
         keeper = None if route.topic[:5] == b"$SYS/" else self.keeper
         route.kept = None if keeper is None else keeper.keeping(route.topic)
@@ -305,22 +330,28 @@ class Router:
         """Serve the shared subscriptions; returns which brokers get the publication, for those and for their plain ones."""
         members: dict[str, Subscription] = {}
         names: dict[str, list[str]] = {}
+        served: list[str] = []
         for group in route.groups:
-            elsewhere = self._publish_shared(group, publication, False, now)
-            if elsewhere is not None:
-                client_id = elsewhere.session.client_id
-                members[client_id] = elsewhere
-                names.setdefault(client_id, []).append(elsewhere.topic_filter)
-        if not members:
+            taker = self._publish_shared(group, publication, False, now)
+            if taker is None:
+                continue
+            served.append(taker.topic_filter)
+            if taker.session.is_peer:
+                client_id = taker.session.client_id
+                members[client_id] = taker
+                names.setdefault(client_id, []).append(taker.topic_filter)
+        if not served:
             return route.peers
         peers: list[Target] = []
         for target in route.peers:
             client_id = target.session.client_id
             member = members.pop(client_id, None)
-            if member is None:
+            if target.relays:
+                peers.append(target.telling(served))
+            elif member is None:
                 peers.append(target)
             else:
-                peers.append(Target(member, VIA_SEPARATOR + VIA_SEPARATOR.join(names[client_id])))
+                peers.append(target.telling(names[client_id]))
         for client_id, member in members.items():
             peers.append(Target(member, VIA_SEPARATOR.join(names[client_id])))
         return peers
@@ -330,8 +361,9 @@ class Router:
     ) -> Subscription | None:
         """Spread the messages over the members in turn: who is connected and keeps up, else who lags, else who is away.
 
-        Where another broker's members are to have them instead, that broker's membership is returned: those that are
-        connected come before ours that are away, unless it is to be ``here_first``.
+        Returns one of those who got them, or none. Where another broker's members are to have them instead, it is that
+        broker's membership, and giving them is the caller's business: those that are connected come before ours that are
+        away, unless it is to be ``here_first``.
         """
         ready: list[Subscription] = []
         lagging: list[Subscription] = []
@@ -373,19 +405,21 @@ class Router:
             )
             self.deliver(member.session, part, terms, now)
         group.turn = turn
-        return None
+        return chosen[0]
 
     def _serve(self, name: str, publication: Publication, now: float) -> None:
         """Another broker chose this one for a shared subscription; its members may have left meanwhile."""
         passes = len(name) - len(name.lstrip(PASSED_ON))
         group, inner = parse_shared(name[passes:])
         shared = self.tree.find_group(group, inner)
-        elsewhere = None if shared is None else self._publish_shared(shared, publication, True, now)
-        if elsewhere is None:
+        taker = None if shared is None else self._publish_shared(shared, publication, True, now)
+        if taker is None:
             if shared is None:
                 self.effects.stats.unmatched += publication.count
+        elif not taker.session.is_peer:
+            return
         elif passes < MAX_PASSES:
-            self._pass_to(elsewhere, PASSED_ON * (passes + 1) + elsewhere.topic_filter, publication, now)
+            self._pass_to(taker, PASSED_ON * (passes + 1) + taker.topic_filter, publication, now)
         else:
             self.effects.stats.unmatched += publication.count
 
@@ -406,8 +440,10 @@ class Router:
         if publication.expired(now):  # [MQTT-3.3.2-5]
             self.effects.stats.dropped_expired += publication.count
         elif shared is not None:
-            if self.classes is not None and not self.classes.crosses(publication.topic):
-                shared = _without_peers(shared)
-            elsewhere = self._publish_shared(shared, publication, False, now)
-            if elsewhere is not None:
-                self._pass_to(elsewhere, elsewhere.topic_filter, publication, now)
+            classes = self.classes
+            reach = FABRIC if classes is None else classes.reach(publication.topic)
+            if classes is not None and reach != FABRIC:
+                shared = _limited(shared, classes, reach)
+            taker = self._publish_shared(shared, publication, False, now)
+            if taker is not None and taker.session.is_peer:
+                self._pass_to(taker, taker.topic_filter, publication, now)
