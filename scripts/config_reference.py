@@ -48,6 +48,7 @@ This page is made from `src/nearcast/config.py` and `fabricconfig.py` by `script
         "Observability": "`[observability]`",
         "Fabric": "`[fabric]`",
         "TopicClass": "`[[fabric.classes]]`",
+        "Groups": "`[fabric.groups]`",
     },
     parts={},
 )
@@ -224,6 +225,7 @@ DEFAULTS = {
     "()": "default none",
     "{}": "default none",
     "DEFAULT_LISTENERS": "default one of kind tcp",
+    "Groups()": "default: none are formed",
     "Conditions()": "default: nothing happens to packets",
     "ReadyCheck()": "default: ready as soon as it runs",
 }
