@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
 from nearcast.scenario.expansion import expand_clients
-from nearcast.scenario.identity import decode_identity, publisher_number
+from nearcast.scenario.identity import decode_identity
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.workload import Subscribing
 from nearcast.simulation import mqtt_facts as facts
@@ -20,11 +20,7 @@ class Recorder(Invariant):
         clients = expand_clients(scenario)
         self._brokers = {client.name: (client.broker,) for client in clients}
         self._subscriptions = {client.name: client.subscribe for client in clients}
-        self._streams = {
-            publisher_number(client.name, stream): (client.name, stream)
-            for client in clients
-            for stream in range(len(client.publish))
-        }
+        self._streams = {number: (client.name, stream) for client in clients for stream, number in enumerate(client.numbers)}
 
     def observed(self, host: Host, fact: object) -> None:
         at_ns = round(host.world.now * 1e9)

@@ -20,7 +20,7 @@ from nearcast.errors import ConnectionClosed, ConnectionRefused, NearcastError, 
 from nearcast.load.spec import SharedClock
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5
 from nearcast.scenario import expansion
-from nearcast.scenario.identity import Identity, encode_identity, publisher_number
+from nearcast.scenario.identity import Identity, encode_identity
 
 MAX_WAITING = 1_000
 """Unacknowledged messages of a client beyond which messages that are due are skipped."""
@@ -96,7 +96,7 @@ class LoadClient:
         self._rng = rng
         self._connecting = connecting
         self._sequences = [0] * len(dues_s)
-        self._numbers = [publisher_number(description.name, stream) for stream in range(len(dues_s))]
+        self._numbers = description.numbers
         self._pending: list[tuple[int, int]] = []
         """When each stream is due next: nanoseconds and the stream."""
         self._sending: set[asyncio.Task[None]] = set()

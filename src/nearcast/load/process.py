@@ -20,7 +20,7 @@ from nearcast.load.tally import Histogram, LoadSummary, Received
 from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
 from nearcast.scenario import expansion
 from nearcast.scenario.expansion import expand_clients
-from nearcast.scenario.identity import decode_identity, publisher_number
+from nearcast.scenario.identity import decode_identity
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.schedule import publication_times
@@ -53,11 +53,7 @@ class _Load:
         self._descriptions = [client for client in everyone if spec.host is None or client.host == spec.host]
         if spec.host is not None and not self._descriptions:
             raise ConfigError(unknown("host with clients", spec.host, {client.host for client in everyone}))
-        self._streams = {
-            publisher_number(client.name, stream): (client.name, stream)
-            for client in everyone
-            for stream in range(len(client.publish))
-        }
+        self._streams = {number: (client.name, stream) for client in everyone for stream, number in enumerate(client.numbers)}
         self._require_descriptors(len(self._descriptions))
         self._events = None
         if spec.events is not None:

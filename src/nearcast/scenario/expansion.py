@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from nearcast.errors import ConfigError
+from nearcast.scenario.identity import publisher_number
 from nearcast.scenario.placeholders import fill, rename
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Broker, Gateway, Scenario
@@ -42,6 +43,11 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     leave_s: float | None = None
     """When it disconnects for good; None: at the end of the run."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of its streams, as in the identities of their messages."""
+        return [publisher_number(self.name, stream, each.payload_bytes) for stream, each in enumerate(self.publish)]
 
 
 def match_hosts(pattern: str, hosts: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from nearcast.errors import InvalidValue
-from nearcast.scenario.identity import IDENTITY_BYTES
+from nearcast.scenario.identity import SHORT_IDENTITY_BYTES
 from nearcast.scenario.placeholders import placeholders
 from nearcast.scenario.rules import require, require_range, require_seconds
 
@@ -51,7 +51,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether the gaps between messages are random (exponential), as of many independent causes."""
 
     payload_bytes: int = 100
-    """Size of the payload, at least 32: it begins with the message's identity (``nearcast.scenario.identity``)."""
+    """Size of the payload, at least 20: it begins with the message's identity (``nearcast.scenario.identity``)."""
 
     qos: int = 0
     """0, 1 or 2."""
@@ -66,7 +66,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         _require_topic(self.topic, "topic", wildcards=False)
         require_range(self.rate_hz, 1e-6, 1_000_000, "rate_hz")
-        require_range(self.payload_bytes, IDENTITY_BYTES, 268_000_000, "payload_bytes")
+        require_range(self.payload_bytes, SHORT_IDENTITY_BYTES, 268_000_000, "payload_bytes")
         require(self.qos in (0, 1, 2), "qos", "must be 0, 1 or 2")
         if self.bound_ms is not None:
             require_range(self.bound_ms, 1e-3, 1e9, "bound_ms")

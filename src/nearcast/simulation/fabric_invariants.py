@@ -34,7 +34,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.spool import stretches_of
 from nearcast.mqtt.session import RELEASED, Session
 from nearcast.scenario.expansion import Client
-from nearcast.scenario.identity import IDENTITY_BYTES, decode_identity, publisher_number
+from nearcast.scenario.identity import IDENTITY_BYTES, decode_identity
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.fabric_broker import FabricBroker
 from nearcast.simulation.hosts import Host
@@ -375,9 +375,9 @@ class FabricTables(Invariant):
         self._is_calm = is_calm
         self._filters = sorted({wanted.filter for client in clients for wanted in client.subscribe})
         self._topics = {
-            publisher_number(client.name, position): publishing.topic
+            number: publishing.topic
             for client in clients
-            for position, publishing in enumerate(client.publish)
+            for number, publishing in zip(client.numbers, client.publish, strict=True)
         }
         self._wanted_s: dict[tuple[str, str], float] = {}
         self._identities: dict[tuple[str, int, int], Key] = {}

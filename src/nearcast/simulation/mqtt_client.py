@@ -29,7 +29,7 @@ from nearcast.mqtt.client_machine import CLOSED, CONNECTED, ClientMachine
 from nearcast.mqtt.client_reconnection import Backoff, Reconnection, is_final, is_temporary
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Publish, SubscriptionRequest
 from nearcast.scenario.expansion import Client
-from nearcast.scenario.identity import Identity, encode_identity, publisher_number
+from nearcast.scenario.identity import Identity, encode_identity
 from nearcast.scenario.schedule import publication_times
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.hosts import Host
@@ -72,7 +72,7 @@ class Workload:
 
     def __init__(self, client: Client, seed: int) -> None:
         self.client = client
-        self.numbers = [publisher_number(client.name, stream) for stream in range(len(client.publish))]
+        self.numbers = client.numbers
         self.schedules = [publication_times(client, stream, seed) for stream in range(len(client.publish))]
         self.machine: ClientMachine | None = None
         self.unanswered: dict[int, facts.Message] = {}

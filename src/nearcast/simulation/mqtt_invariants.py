@@ -40,7 +40,7 @@ from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.session import RELEASED, Session
 from nearcast.mqtt.topics import SHARE_PREFIX, matches, parse_shared
 from nearcast.scenario.expansion import Client
-from nearcast.scenario.identity import decode_identity, publisher_number
+from nearcast.scenario.identity import decode_identity
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
@@ -162,9 +162,10 @@ class Ledger(Invariant):
                 self._by_broker.setdefault(client.broker, []).append(known)
                 index.add(known)
         for client in clients:
+            numbers = client.numbers
             for position, publishing in enumerate(client.publish):
                 stream = Stream(client, position, index.receivers(client, publishing.topic))
-                self._streams[publisher_number(client.name, position)] = stream
+                self._streams[numbers[position]] = stream
                 self._of_client.setdefault(client.name, []).append(stream)
                 if publishing.retain:
                     self._retained.setdefault((client.broker, client.port, publishing.topic), []).append(stream)

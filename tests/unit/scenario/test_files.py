@@ -210,7 +210,7 @@ def test_topologies_are_refused_by_line_and_key(tmp_path: Path, text: str, line:
             "[[clients]]\nname = 'c'\nhost = 'car-1'\nbroker = 'broker'\npublish = [{topic = 'a', payload_bytes = 31}]",
             7,
             "clients[0].publish[0].payload_bytes",
-            "between 32 and",
+            "between 20 and",
         ),
         (
             "[[clients]]\nname = 'c'\nhost = 'car-1'\nbroker = 'broker'\npublish = [{topic = 'a', rate_hz = 0}]",
