@@ -207,7 +207,7 @@ def test_topologies_are_refused_by_line_and_key(tmp_path: Path, text: str, line:
             "`#` as the whole last one",
         ),
         (
-            "[[clients]]\nname = 'c'\nhost = 'car-1'\nbroker = 'broker'\npublish = [{topic = 'a', payload_bytes = 31}]",
+            "[[clients]]\nname = 'c'\nhost = 'car-1'\nbroker = 'broker'\npublish = [{topic = 'a', payload_bytes = 19}]",
             7,
             "clients[0].publish[0].payload_bytes",
             "between 20 and",
