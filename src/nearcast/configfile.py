@@ -338,6 +338,7 @@ def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
         )
     security = config.security
     fabric = config.fabric
+    groups = fabric.groups
     return msgspec.structs.replace(
         config,
         listeners=listeners,
@@ -351,5 +352,12 @@ def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
             ca_file=anchored(fabric.ca_file),
             certificate_file=anchored(fabric.certificate_file),
             key_file=anchored(fabric.key_file),
+            groups=msgspec.structs.replace(
+                groups,
+                cloud_password_file=anchored(groups.cloud_password_file),
+                cloud_ca_file=anchored(groups.cloud_ca_file),
+                cloud_certificate_file=anchored(groups.cloud_certificate_file),
+                cloud_key_file=anchored(groups.cloud_key_file),
+            ),
         ),
     )

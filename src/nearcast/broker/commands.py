@@ -25,6 +25,7 @@ from nearcast.config import (
 )
 from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
+from nearcast.fabricconfig import Fabric, Groups, TopicClass
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -33,6 +34,7 @@ _CHOICES = {"sync": "os or fsync", "log_level": "debug, info, warning or error",
 
 
 _FABRIC = "Fabric: many brokers as one"
+_GROUPS = "Broadcast groups: near brokers directly, far ones through a cloud broker"
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,13 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str | None = None
     controller: str | None = None
     peers: tuple[str, ...] = ()
+    broadcast: tuple[str, ...] = ()
+    cloud: str | None = None
+    cloud_username: str | None = None
+    cloud_password_file: str | None = None
+    group_threshold: float | None = None
+    region: str | None = None
+    lcm: float | None = None
 
 
 def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
@@ -66,7 +75,8 @@ def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
 
     ``--host`` and ``--port`` speak of plain TCP: they replace the file's first tcp listener, or add one if it has none. A
     broker with a data directory whose file names no listeners has a bulk port as well, beside the MQTT port; one that is part
-    of a fabric, a port for links. The topics of ``--durable`` stand behind the file's, which say more about theirs.
+    of a fabric, a port for links. The topics of ``--durable`` and ``--broadcast`` stand behind the file's, which say more of
+    theirs.
     """
     config = load_broker_config(path) if path is not None else BrokerConfig()
     try:
@@ -83,7 +93,10 @@ def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
             advertise=overrides.advertise,
             controller=overrides.controller,
             peers=(*config.fabric.peers, *overrides.peers) if overrides.peers else None,
+            classes=_with_broadcast(config.fabric.classes, overrides.broadcast) if overrides.broadcast else None,
+            groups=_with_groups(config.fabric.groups, overrides),
         )
+        _refuse_what_means_nothing(fabric, overrides)
         listeners = _with_bulk(config.listeners, overrides, by_default=directory is not None and not named)
         return msgspec.structs.replace(
             config,
@@ -174,6 +187,38 @@ def _with_durable(topics: tuple[TopicRule, ...], durable: tuple[str, ...]) -> tu
     return tuple(rules)
 
 
+def _with_broadcast(classes: tuple[TopicClass, ...], broadcast: tuple[str, ...]) -> tuple[TopicClass, ...]:
+    """With the topics of the command line, behind the file's rules: the first that matches holds."""
+    return (*classes, *(TopicClass(topic=topic_filter, topic_class="broadcast") for topic_filter in broadcast))
+
+
+def _with_groups(groups: Groups, overrides: Overrides) -> Groups:
+    """With what the command line says of broadcast groups. A threshold that is given there takes the file's other one along
+    if that would be below it."""
+    threshold, leave = overrides.group_threshold, groups.leave_threshold_ms
+    if threshold is not None and leave is not None and leave < threshold:
+        groups = msgspec.structs.replace(groups, leave_threshold_ms=None)
+    return _replaced(
+        groups,
+        cloud=overrides.cloud,
+        cloud_username=overrides.cloud_username,
+        cloud_password_file=overrides.cloud_password_file,
+        threshold_ms=threshold,
+        region=overrides.region,
+        lcm=overrides.lcm,
+    )
+
+
+def _refuse_what_means_nothing(fabric: Fabric, overrides: Overrides) -> None:
+    """An option that changes nothing is a mistake of whoever gave it."""
+    if overrides.broadcast and fabric.secret_file is None:
+        raise ConfigError("--broadcast is for brokers of a fabric: add --fabric-secret FILE (see `nearcast secret`)")
+    if fabric.groups.cloud is None:
+        for option in ("group_threshold", "region", "lcm", "cloud_username", "cloud_password_file"):
+            if getattr(overrides, option) is not None:
+                raise ConfigError(f"--{option.replace('_', '-')} says nothing without a cloud: add --cloud mqtt://HOST:PORT")
+
+
 def _replaced(struct: S, **values: object) -> S:
     """The struct with the given values, checked as those of a file are; ``None`` changes nothing."""
     given = {key: value for key, value in values.items() if value is not None}
@@ -254,6 +299,43 @@ def broker(
             metavar="HOST:PORT", help="Where they reach that port, if not at its own address.", rich_help_panel=_FABRIC
         ),
     ] = None,
+    broadcast: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILTER", help="Topics of class broadcast (see --cloud); may be repeated.", rich_help_panel=_GROUPS
+        ),
+    ] = None,
+    cloud: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Any MQTT broker: mqtt://HOST:PORT or mqtts://HOST:PORT. Through it groups find each other and exchange"
+            " messages; without it, broadcast topics go to all brokers of the fabric.",
+            rich_help_panel=_GROUPS,
+        ),
+    ] = None,
+    cloud_username: Annotated[str | None, typer.Option(help="User name there.", rich_help_panel=_GROUPS)] = None,
+    cloud_password_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File with the password there.", rich_help_panel=_GROUPS)
+    ] = None,
+    group_threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            help="Brokers nearer than this, one way, form a group (default 5; 0: none do).",
+            rich_help_panel=_GROUPS,
+        ),
+    ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(help="Only brokers of the same region form groups (default world).", rich_help_panel=_GROUPS),
+    ] = None,
+    lcm: Annotated[
+        float | None,
+        typer.Option(
+            help="Of a group's brokers the one with the highest leads (default: as measured).", rich_help_panel=_GROUPS
+        ),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help=f"Least severe event to log: {_CHOICES['log_level']}.")] = None,
     log_format: Annotated[str | None, typer.Option(help=f"Form of the log: {_CHOICES['log_format']}.")] = None,
     ready_file: Annotated[
@@ -289,6 +371,13 @@ def broker(
         advertise=advertise,
         controller=controller,
         peers=tuple(peer or ()),
+        broadcast=tuple(broadcast or ()),
+        cloud=cloud,
+        cloud_username=cloud_username,
+        cloud_password_file=cloud_password_file,
+        group_threshold=group_threshold,
+        region=region,
+        lcm=lcm,
     )
     # Imported here, so that `nearcast pub` does not load a broker.
     from nearcast.broker import running

@@ -206,3 +206,37 @@ def test_a_link_listener_needs_a_secret(tmp_path: Path) -> None:
     path.write_text('[[listeners]]\nkind = "link"\n')
     with pytest.raises(ConfigError, match=r"needs fabric\.secret_file"):
         effective_config(str(path), Overrides())
+
+
+def test_broadcast_groups_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(
+        '[fabric]\nsecret_file = "s"\n[[fabric.classes]]\ntopic = "cars/raw"\ntopic_class = "local"\n'
+        '[fabric.groups]\ncloud = "mqtt://a:1"\nleave_threshold_ms = 6.0\nregion = "europe"\ncloud_password_file = "p"\n'
+    )
+    config = effective_config(str(path), Overrides(cloud="mqtts://b:2", broadcast=("cars/#",), group_threshold=8.0, lcm=7.0))
+    groups = config.fabric.groups
+    assert (groups.cloud, groups.region, groups.threshold_ms, groups.lcm) == ("mqtts://b:2", "europe", 8.0, 7.0)
+    assert groups.effective_leave_threshold_ms == 10.0  # the file's would be below the other
+    assert groups.cloud_password_file == str(tmp_path / "p")
+    assert [(rule.topic, rule.topic_class) for rule in config.fabric.classes] == [
+        ("cars/raw", "local"),
+        ("cars/#", "broadcast"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (Overrides(cloud="mqtt://a:1"), "`secret_file` is needed"),
+        (Overrides(cloud="http://a:1", fabric_secret="s"), "`cloud` must be mqtt://"),
+        (Overrides(cloud="mqtt://a:1", fabric_secret="s", group_threshold=-1.0), "`threshold_ms` must not be negative"),
+        (Overrides(cloud="mqtt://a:1", fabric_secret="s", region="a/b"), "`region` must be one topic level"),
+        (Overrides(fabric_secret="s", group_threshold=5.0), "--group-threshold says nothing without a cloud"),
+        (Overrides(fabric_secret="s", cloud_password_file="p"), "--cloud-password-file says nothing without a cloud"),
+        (Overrides(broadcast=("a/#",)), "--broadcast is for brokers of a fabric"),
+    ],
+)
+def test_group_options_that_make_no_sense(overrides: Overrides, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        effective_config(None, overrides)
