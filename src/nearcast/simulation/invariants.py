@@ -37,6 +37,10 @@ class Protocol:
         """Put nodes on the hosts of the topology (``world.place``), or on more (``world.add``); return what must hold."""
         raise NotImplementedError
 
+    def done(self) -> bool:
+        """Whether the run may end now, before its time: nothing that matters will happen any more. Asked now and then."""
+        return False
+
     def report(self) -> dict[str, Any]:
         """Figures of the run, for people and for ``--json``: names to numbers, texts, or lists and dictionaries of them."""
         return {}

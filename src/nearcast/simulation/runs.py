@@ -133,6 +133,8 @@ def simulate(
                 world.run(end_s * slice_number / _SLICES)
                 if progress is not None:
                     progress(world.now, world.events)
+                if protocol.done():
+                    break
             world.finish()
     except InvariantViolated as error:
         violation = Violation(kind=type(error).__name__, message=error.message, at_s=world.now, hosts=error.hosts)
