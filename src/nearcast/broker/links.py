@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nearcast.broker.probing import Probing
 from nearcast.broker.registering import Registering
 from nearcast.broker.spool_files import SPOOL, SpoolFiles
 from nearcast.config import LINK_KINDS, BrokerConfig
@@ -53,8 +54,9 @@ class Links:
         self._left = asyncio.Event()
         self._spool: SpoolFiles | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        for address in (*settings.peers, *((settings.controller,) if settings.controller else ())):
-            split_address(address)
+        for address in (*settings.peers, settings.controller, settings.advertise):
+            if address is not None:
+                split_address(address)
         now = broker.monotonic()
         # Nonces must not be guessed from those before.
         rng = random.SystemRandom()
@@ -71,7 +73,11 @@ class Links:
             now,
         )
         self.sockets = LinkSockets(self.fabric, settings, broker.monotonic, self.flush)
-        self.registering = Registering(broker, self.fabric, secret, self.flush) if settings.controller else None
+        self.probing: Probing | None = None
+        self.registering: Registering | None = None
+        if settings.controller or settings.groups.cloud:
+            self.probing = Probing(self.fabric.name, secret, broker.monotonic, self.flush)
+            self.registering = Registering(broker, self.fabric, self.probing) if settings.controller else None
 
     def open(self) -> None:
         """The journal was read: go on with what it has for other brokers, and where too much of that is to go."""
@@ -111,6 +117,8 @@ class Links:
         """Everything is bound: say where this broker is reached, and begin to look for the others."""
         settings = self._broker.config.fabric
         self.fabric.routes.address = settings.advertise or advertised(listeners)
+        if self.probing is not None:
+            self.probing.start(listeners)
         now = self._broker.monotonic()
         for peer in settings.peers:
             self.fabric.dial(peer, now)
@@ -137,8 +145,8 @@ class Links:
             self._broker.let_in(connection)
         self._flush_engine()
         self.sockets.dial()
-        if self.registering is not None:
-            self.registering.send()
+        if self.probing is not None:
+            self.probing.send()
         for link, up in fabric.take_news():
             self._log(link, up)
         if self._leaving and self._is_idle():
@@ -197,14 +205,14 @@ class Links:
     def cut(self) -> None:
         """End everything at once; the machines hear nothing."""
         self.sockets.cut_all()
-        if self.registering is not None:
-            self.registering.close()
+        if self.probing is not None:
+            self.probing.close()
 
     def abort(self) -> None:
         """End everything at once."""
         self.sockets.abort_all()
-        if self.registering is not None:
-            self.registering.close()
+        if self.probing is not None:
+            self.probing.close()
 
     # --- figures --------------------------------------------------------------------------------------------------------
 

@@ -1,28 +1,22 @@
-"""A broker's registration with the controller, on real sockets: the machine is
-:class:`~nearcast.fabric.control.Registration`, its link is one of the fabric's, and here are its datagrams.
-
-Probes are answered on UDP, on the same address and, where it is free, the same port as links.
+"""A broker's registration with the controller: the machine is :class:`~nearcast.fabric.control.Registration`, its link is one
+of the fabric's, and its datagrams are those of :mod:`nearcast.broker.probing`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nearcast import __version__
 from nearcast.config import LINK_KINDS
-from nearcast.errors import ConfigError
 from nearcast.fabric.broker_node import BrokerNode
 from nearcast.fabric.control import Node, Registration
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.links import CONTROLLER
-from nearcast.membership.monitoring import Monitor, MonitorSettings
-from nearcast.serving.links import join_address, split_address
-from nearcast.serving.monitoring import MonitoringSockets, bind_udp
+from nearcast.serving.links import join_address
 
 if TYPE_CHECKING:
     from nearcast.broker.listeners import BoundListener
+    from nearcast.broker.probing import Probing
     from nearcast.broker.process import Broker
 
 MQTT_KINDS = ("tcp", "tls", "ws", "wss")
@@ -31,42 +25,19 @@ MQTT_KINDS = ("tcp", "tls", "ws", "wss")
 class Registering:
     """The broker as a member. Without a controller there is none of this."""
 
-    def __init__(self, broker: Broker, fabric: Fabric, secret: bytes, flush: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, fabric: Fabric, probing: Probing) -> None:
         self._broker = broker
         self._fabric = fabric
-        self._flush = flush
+        self._probing = probing
         self._listeners: list[BoundListener] = []
-        self._sockets: MonitoringSockets | None = None
-        # Ids of probes and orders must not be guessed.
-        self.monitor = Monitor(fabric.name, secret, random.SystemRandom(), MonitorSettings(), standing=False)
         durable = broker.config.persistence.directory is not None
         self.node = BrokerNode(fabric, self._describe, durable=durable)
-        self.registration = Registration(self.node, self.monitor)
+        self.registration = Registration(self.node, probing.monitor)
         fabric.users[CONTROLLER] = self.registration
 
     def start(self, listeners: list[BoundListener]) -> None:
-        """Links are listened for by now: answer probes beside them."""
+        """Everything is bound: where this broker is reached can be said."""
         self._listeners = listeners
-        link = next((listener for listener in listeners if listener.config.kind in LINK_KINDS), None)
-        host, port = ("127.0.0.1", 0) if link is None else (link.config.host, link.port)
-        try:
-            sockets = bind_udp(host, port, "listeners")
-        except ConfigError:
-            # Another program has this port on UDP. Nodes are told which one it is, so any will do.
-            sockets = bind_udp(host, 0, "listeners")
-        self._sockets = MonitoringSockets(self.monitor, sockets, self._broker.monotonic, self._flush)
-        self._sockets.start()
-
-    def send(self) -> None:
-        """Send datagrams; called after every flush."""
-        if self._sockets is not None:
-            self._sockets.send()
-
-    def close(self) -> None:
-        """Answer no more."""
-        if self._sockets is not None:
-            self._sockets.close()
-            self._sockets = None
 
     def health(self) -> dict[str, object]:
         """What /healthz shows."""
@@ -83,14 +54,12 @@ class Registering:
         link = next((listener for listener in self._listeners if listener.config.kind in LINK_KINDS), None)
         mqtt = next((listener for listener in self._listeners if listener.config.kind in MQTT_KINDS), None)
         address = settings.advertise or ("" if link is None else join_address(link.config.host, link.port))
-        # Whoever says where links reach it means probes as well.
-        host = split_address(settings.advertise)[0] if settings.advertise else "" if link is None else link.config.host
         return Node(
             name=self._fabric.name,
             role="broker",
             epoch=self._fabric.epoch,
             link=address,
-            monitoring=join_address(host, self._sockets.port) if self._sockets is not None else "",
+            monitoring=self._probing.address(address),
             mqtt="" if mqtt is None else mqtt.address,
             site=settings.site,
             version=__version__,

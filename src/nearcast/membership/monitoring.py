@@ -16,7 +16,7 @@ cannot wait: is that node still there, seen from you?
 from __future__ import annotations
 
 import random
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -106,6 +106,13 @@ class Acknowledged(msgspec.Struct, frozen=True):
 Event = Measured | Answered | Ponged | Ordered | Acknowledged
 
 
+class PongListener(Protocol):
+    """Who pings by name, where that is not who reads the events."""
+
+    def ponged(self, name: str, round_trip_ms: float, now: float) -> None:
+        """A node that was pinged by name answered."""
+
+
 class _Run:
     """Pings of one measurement that is under way."""
 
@@ -139,6 +146,8 @@ class Monitor:
         self.standing = standing
         self.controller_epoch = -1
         """The controller whose orders count: whom the node is registered with."""
+        self.pongs: PongListener | None = None
+        """Who hears of answers to :meth:`Monitor.ping`, at once. Nobody: :class:`Ponged` is an event like others."""
         self.packets_sent = 0
         self.packets_received = 0
         self.bytes_sent = 0
@@ -259,7 +268,11 @@ class Monitor:
         if direct is None:
             self.ignored += 1
             return
-        self._events.append(Ponged(direct[0], (now - direct[1]) * 1e3))
+        rtt_ms = (now - direct[1]) * 1e3
+        if self.pongs is not None:
+            self.pongs.ponged(direct[0], rtt_ms, now)
+        else:
+            self._events.append(Ponged(direct[0], rtt_ms))
 
     def _requested(self, identifier: int, target: bytes, source: str, now: float) -> None:
         path = self._paths.get(self._by_hash.get(target, ""))
