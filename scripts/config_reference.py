@@ -46,6 +46,7 @@ This page is made from `src/nearcast/config.py` and `fabricconfig.py` by `script
         "Retention": "`[topics.retention]`",
         "TopicLogSettings": "`[topic_log]`",
         "Observability": "`[observability]`",
+        "Recording": "`[recording]`",
         "Fabric": "`[fabric]`",
         "TopicClass": "`[[fabric.classes]]`",
         "Groups": "`[fabric.groups]`",

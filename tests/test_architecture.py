@@ -66,7 +66,7 @@ TABLE: dict[str, Row] = {
     ),
     "functions": Row(third_party=DECLARED),
     "serving": Row(BASE | {"mqtt", "fabricconfig"}, DECLARED),
-    "broker": Row(BELOW_PROCESSES, DECLARED),
+    "broker": Row(BELOW_PROCESSES | {"recording", "scenario"}, DECLARED),
     "gateway": Row(BELOW_PROCESSES, DECLARED),
     "controller": Row(BELOW_PROCESSES, DECLARED),
     "client": Row(BASE | {"mqtt", "topiclog"}, DECLARED),

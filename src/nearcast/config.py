@@ -425,6 +425,29 @@ class Observability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _require(0 <= self.top_n <= 1_000, "top_n", "must be between 0 and 1,000")
 
 
+class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For experiments: an event for every message of a workload (``nearcast.load``) that the broker processes. Each costs
+    some microseconds, and a disk that does not keep up holds the broker up."""
+
+    directory: str | None = None
+    """Where the events go, as Parquet files that several processes may share. Unset: nothing is recorded."""
+
+    run: str = "broker"
+    """What the run is called in the events: the name that the clients' events have, so that they are evaluated together."""
+
+    name: str | None = None
+    """What this broker is called in the events: the host that clients' events name as theirs. Unset: its name in the fabric, or
+    the machine's host name and the port of its first MQTT listener."""
+
+    cloud: str = "cloud"
+    """What the cloud of broadcast groups is called in the events: it records nothing itself, so whoever gives it a message
+    does."""
+
+    def __post_init__(self) -> None:
+        for field in ("run", "name", "cloud"):
+            _require(getattr(self, field) != "", field, "must not be empty")
+
+
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything ``nearcast broker`` can be told."""
 
@@ -452,6 +475,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     observability: Observability = Observability()
     """Metrics, health, logs, ``$SYS``."""
+
+    recording: Recording = Recording()
+    """What the broker records of single messages."""
 
     server_reference: str | None = None
     """As in :class:`EngineSettings`."""

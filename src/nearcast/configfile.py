@@ -346,6 +346,7 @@ def _anchor(config: BrokerConfig, directory: Path) -> BrokerConfig:
             security, password_file=anchored(security.password_file), acl_file=anchored(security.acl_file)
         ),
         persistence=msgspec.structs.replace(config.persistence, directory=anchored(config.persistence.directory)),
+        recording=msgspec.structs.replace(config.recording, directory=anchored(config.recording.directory)),
         fabric=msgspec.structs.replace(
             fabric,
             secret_file=anchored(fabric.secret_file),

@@ -48,6 +48,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     data: str | None = None
     sync: str | None = None
     http_port: int | None = None
+    record: str | None = None
     log_level: str | None = None
     log_format: str | None = None
     password_file: str | None = None
@@ -110,6 +111,7 @@ def effective_config(path: str | None, overrides: Overrides) -> BrokerConfig:
                 log_level=overrides.log_level,
                 log_format=overrides.log_format,
             ),
+            recording=_replaced(config.recording, directory=overrides.record),
             security=_replaced(
                 config.security,
                 password_file=overrides.password_file,
@@ -247,6 +249,10 @@ def broker(
         str | None, typer.Option(help="With --data: os (survives kill -9) or fsync (survives power loss).")
     ] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of /metrics, /healthz and /rates (default: not served).")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="For experiments: record every message of a workload that is processed, as Parquet."),
+    ] = None,
     password_file: Annotated[str | None, typer.Option(help="Users, as `nearcast passwd` writes them.")] = None,
     acl_file: Annotated[str | None, typer.Option(help="Access rules, one per line.")] = None,
     allow_anonymous: Annotated[
@@ -358,6 +364,7 @@ def broker(
         data=data,
         sync=sync,
         http_port=http_port,
+        record=record,
         log_level=log_level,
         log_format=log_format,
         password_file=password_file,

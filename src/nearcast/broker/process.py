@@ -10,7 +10,7 @@ import logging
 import random
 import secrets
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nearcast import __version__
 from nearcast.broker import reloading
@@ -43,6 +43,9 @@ from nearcast.serving import logs, running
 from nearcast.serving.admission import bounded_connections, connect_rate, is_loopback
 from nearcast.serving.certificates import server_context
 from nearcast.serving.sockets import bind_tcp
+
+if TYPE_CHECKING:
+    from nearcast.broker.recording import ProcessedMessages
 
 TICK_SECONDS = 0.1
 """How exactly time-outs are kept. One timer serves all connections."""
@@ -94,6 +97,7 @@ class Broker:
         self.topics = KeptTopics(config, self.engine, self._clock, self.flush)
         self.bulk = BulkPort(self)
         self.authenticate = self._authenticator.authenticate
+        self._recording: ProcessedMessages | None = None
         self._connect_rate = connect_rate(config.security, self._clock)
         self.rates = Rates(config.observability.top_n)
         self.handles: set[ClientTransport] = set()
@@ -126,6 +130,7 @@ class Broker:
         self._max_connections = bounded_connections(self.config.limits.max_connections)
         self._started_at = self.monotonic()
         try:
+            self._record()
             self._open_journal()
             self.bulk.start()
             if self.config.observability.sys_interval_seconds:
@@ -164,6 +169,7 @@ class Broker:
         await self._stop_http()
         await self._outbox.drain()
         self._close_journal()
+        self._end_recording()
 
     async def stop(self) -> None:
         """Stop listening, send clients away (0x8B), give them the configured time, then cut off whoever is left."""
@@ -208,6 +214,7 @@ class Broker:
         await self._outbox.drain()
         await self.topics.stop_work()
         self._close_journal()
+        self._end_recording()
         self.events.summarize()
         logs.event(logging.INFO, "stopped")
 
@@ -336,6 +343,8 @@ class Broker:
             self.stalls.check(now, self.config.limits.stall_timeout_seconds)
             self.bulk.tick(now)
             self.events.summarize()
+            if self._recording is not None:
+                self._recording.flush()
             if self._ticks % (60 * CHECKS_EVERY_TICKS) == 0:
                 self._connect_rate.sweep()
         interval = self.config.observability.sys_interval_seconds
@@ -387,6 +396,24 @@ class Broker:
         self.topics.close()
         if journal is not None:
             journal.close()
+
+    # --- what was processed ---------------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        directory = self.config.recording.directory
+        if directory is not None:
+            # Imported here: a broker that records nothing does not carry the libraries.
+            from nearcast.broker.recording import ProcessedMessages
+
+            self._recording = ProcessedMessages(self.config, directory, self._clock)
+            self.engine.effects.witness = self._recording
+
+    def _end_recording(self) -> None:
+        recording, self._recording = self._recording, None
+        self.engine.effects.witness = None
+        if recording is not None:
+            recording.close()
+            logs.event(logging.INFO, "recorded", broker=recording.name, events=recording.events)
 
     # --- trouble --------------------------------------------------------------------------------------------------------
 

@@ -227,6 +227,9 @@ class Channels:
                 return
         publication.origin = peer.number
         self.received_messages += publication.count
+        witness = self._engine.effects.witness
+        if witness is not None:
+            witness.processed(publication, now)
         if peer.fenced:
             self._fabric.handover.fences.bridge(peer, publication, arrived.via, now)
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nearcast.mqtt.connection import Connection
+    from nearcast.mqtt.witnesses import Witness
 
 
 class Stats:
@@ -71,6 +72,7 @@ class Effects:
         #: Brokers that messages may come from, by the number they have here as an origin; this one is 0.
         self.origin_names: list[str] = [""]
         self.stats = Stats()
+        self.witness: Witness | None = None
 
     def origin_number(self, name: str) -> int:
         """The number of another broker as an origin of messages, from now on."""

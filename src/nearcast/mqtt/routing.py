@@ -227,6 +227,9 @@ class Router:
         self.next_sequence += count
         route.messages += count
         route.bytes += len(publication.packets)
+        witness = self.effects.witness
+        if witness is not None:
+            witness.processed(publication, now)
         peers = route.peers
         if not route.targets and not route.groups and not peers:
             self.effects.stats.unmatched += count

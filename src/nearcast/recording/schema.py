@@ -21,7 +21,16 @@ VERSION_KEY = b"nearcast.schema_version"
 RUN_KEY = b"nearcast.run"
 
 Kind = Literal[
-    "published", "acknowledged", "refused", "skipped", "delivered", "connected", "subscribed", "disconnected", "unconnected"
+    "published",
+    "acknowledged",
+    "refused",
+    "skipped",
+    "delivered",
+    "processed",
+    "connected",
+    "subscribed",
+    "disconnected",
+    "unconnected",
 ]
 
 KINDS: dict[str, str] = {
@@ -30,6 +39,8 @@ KINDS: dict[str, str] = {
     "refused": "the broker answered with an error, named in `reason`",
     "skipped": "a message was due and not sent: no connection at QoS 0, or too many waiting; `reason` says which",
     "delivered": "a subscriber got a message, possibly not for the first time",
+    "processed": "a broker got a message: from a client, from another broker, or out of the cloud; or gave it to the cloud, and "
+    "then it is the cloud that processed it",
     "connected": "a client has a connection (again)",
     "subscribed": "the broker confirmed a subscription of a client; `topic` is the filter, `qos` what was asked for",
     "disconnected": "a client has lost its connection, or left for good; `reason` says why",
@@ -87,7 +98,7 @@ COLUMNS = (
     ),
     Column("kind", "string", "string", False, "What happened; see below. Readers pass over kinds they do not know."),
     Column("at_ns", "int64", "bigint", False, "When it happened: nanoseconds since 1970 on the run's shared clock."),
-    Column("client", "string", "string", False, "The client that saw it."),
+    Column("client", "string", "string", False, "The client that saw it; for `processed`, the broker."),
     Column("message_id", "int64", "bigint", True, "The message's identity, unique in the run; null for connections."),
     Column("stream", "int32", "int", True, "Which of the publisher's streams of messages it belongs to, from 0."),
     Column("sequence", "int64", "bigint", True, "Its number in that stream, from 0; `skipped` ones have numbers too."),
@@ -105,7 +116,8 @@ COLUMNS = (
         "list<element: string>",
         "array<string>",
         False,
-        "Brokers on the message's way, in order, as far as the client knows them; for a connection, its broker.",
+        "Brokers on the message's way, in order, as far as the client knows them; for a connection, its broker; for "
+        "`processed`, the broker that did.",
     ),
     Column("reason", "string", "string", True, "Why, for `refused`, `skipped`, `disconnected` and `unconnected`."),
 )
