@@ -18,36 +18,21 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
-
 from nearcast.errors import ConfigError
 from nearcast.fabric.gateway import GatewaySettings
-from nearcast.fabricconfig import Fabric as LinkSettings
 from nearcast.scenario.expansion import expand_brokers, expand_clients, expand_gateways
 from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
 from nearcast.simulation.fabric_broker import FabricBroker
 from nearcast.simulation.fabric_controller import SimulatedController
 from nearcast.simulation.fabric_gateway import SimulatedGateway
 from nearcast.simulation.fabric_invariants import Brokers, FabricLedger, FabricTables
+from nearcast.simulation.fabric_settings import FabricSettings, settings_of
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
-from nearcast.simulation.mqtt import Mqtt, MqttNode, MqttSettings
+from nearcast.simulation.mqtt import Mqtt, MqttNode
 from nearcast.simulation.mqtt_client import Workload
 from nearcast.simulation.streams import Stream
 from nearcast.simulation.world import World
-
-
-class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """See the module."""
-
-    links: tuple[tuple[str, str], ...] | None = None
-    fabric: LinkSettings = LinkSettings()
-    moves_per_minute: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.moves_per_minute <= 1e6:
-            raise ValueError("`moves_per_minute` must be between 0 and 1,000,000")
 
 
 class Fabric(Mqtt):
@@ -69,7 +54,7 @@ class Fabric(Mqtt):
         self.moves_asked = 0
 
     def build(self, world: World, scenario: Scenario) -> list[Invariant]:
-        self.settings = _settings(scenario)
+        self.settings = settings_of(scenario)
         self._world = world
         clients = expand_clients(scenario)
         for broker in expand_brokers(scenario):
@@ -241,10 +226,3 @@ def _address(broker: Broker) -> str:
 
 def _is_meant(broker: Broker, now_s: float) -> bool:
     return broker.start_s <= now_s and (broker.stop_s is None or now_s < broker.stop_s)
-
-
-def _settings(scenario: Scenario) -> FabricSettings:
-    try:
-        return msgspec.convert(scenario.settings, FabricSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"`settings` of protocol fabric: {error}", key="settings") from None

@@ -1,0 +1,58 @@
+"""What a scenario's ``settings`` may say to the protocol ``fabric``. What each means is told in :mod:`nearcast.simulation.fabric`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from nearcast.errors import ConfigError
+from nearcast.fabricconfig import Fabric as LinkSettings
+from nearcast.scenario.scenario import Scenario
+from nearcast.simulation.mqtt import MqttSettings
+
+MQTT_PORT: Final = 1883
+
+NO_FILE: Final = "the secret of a simulated fabric"
+"""In the place of a ``secret_file``, which no simulated node reads."""
+
+
+class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See the module."""
+
+    links: tuple[tuple[str, str], ...] | None = None
+    fabric: LinkSettings = LinkSettings()
+    moves_per_minute: float = 0.0
+    lcm: dict[str, float] = {}
+    merge_kills: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.moves_per_minute <= 1e6:
+            raise ValueError("`moves_per_minute` must be between 0 and 1,000,000")
+        if not 0.0 <= self.merge_kills <= 1.0:
+            raise ValueError("`merge_kills` is a share: between 0 and 1")
+        if any(lcm < 0.0 for lcm in self.lcm.values()):
+            raise ValueError("`lcm` must not be negative")
+
+    @property
+    def cloud(self) -> tuple[str, int] | None:
+        """Host and port of the cloud's broker."""
+        url = self.fabric.groups.cloud
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or MQTT_PORT
+
+
+def settings_of(scenario: Scenario) -> FabricSettings:
+    """The settings of a scenario; raises :class:`~nearcast.errors.ConfigError`."""
+    settings: dict[str, Any] = dict(scenario.settings)
+    links = settings.get("fabric")
+    if isinstance(links, dict):
+        settings["fabric"] = {"secret_file": NO_FILE, **links}
+    try:
+        return msgspec.convert(settings, FabricSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"`settings` of protocol fabric: {error}", key="settings") from None
