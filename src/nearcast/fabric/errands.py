@@ -4,7 +4,7 @@ The ``via`` of messages between brokers names whom they are for there (:data:`ne
 kept in queues, journals and files and travels with them. An errand stands in front of that, closed by :data:`END`::
 
     FLOODED  view                          from its origin to every broker of the group, as of this version of the view
-    PUSHED                                 from its origin to its leader, to be relayed to the cloud and for nothing else
+    PUSHED   turn                          from its origin to its leader, to be relayed to the cloud and for nothing else
     CARRIED  epoch sequence origin         passed on by a leader: the identity that the message has from its origin
 """
 
@@ -21,12 +21,12 @@ _MARKS: Final = FLOODED + PUSHED + CARRIED
 
 
 class Errand:
-    """An errand that was read. ``rest`` is the remaining ``via``."""
+    """An errand that was read. ``rest`` is the remaining ``via``; ``number`` is the view or the turn."""
 
-    def __init__(self, kind: str, rest: str, view: int = 0, origin: str = "", epoch: int = 0, sequence: int = 0) -> None:
+    def __init__(self, kind: str, rest: str, number: int = 0, origin: str = "", epoch: int = 0, sequence: int = 0) -> None:
         self.kind = kind
         self.rest = rest
-        self.view = view
+        self.number = number
         self.origin = origin
         self.epoch = epoch
         self.sequence = sequence
@@ -41,12 +41,17 @@ def flooded(view: int) -> str:
     return f"{FLOODED}{view}{END}"
 
 
-def pushed() -> str:
-    return PUSHED + END
+def pushed(turn: int) -> str:
+    return f"{PUSHED}{turn}{END}"
 
 
 def carried(origin: str, epoch: int, sequence: int) -> str:
     return f"{CARRIED}{epoch:x} {sequence:x} {origin}{END}"
+
+
+def without_errand(via: str) -> str:
+    """Whom messages are for, whatever the errand."""
+    return via.partition(END)[2] if is_errand(via) else via
 
 
 def parse(via: str) -> Errand:
@@ -55,10 +60,8 @@ def parse(via: str) -> Errand:
     said, end, rest = via[1:].partition(END)
     if not end:
         raise ValueError("messages whose errand has no end")
-    if kind == FLOODED:
+    if kind in (FLOODED, PUSHED):
         return Errand(kind, rest, int(said))
-    if kind == PUSHED:
-        return Errand(kind, rest)
     if kind != CARRIED:
         raise ValueError("messages with an unknown errand")
     epoch, _, tail = said.partition(" ")

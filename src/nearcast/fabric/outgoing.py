@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from nearcast.errors import StorageUnavailable
 from nearcast.fabric import frames, messages
+from nearcast.fabric.errands import without_errand
 from nearcast.fabric.frames import frame
 from nearcast.fabric.spool import (
     FILE_BYTES,
@@ -200,9 +201,16 @@ class PeerSession(Session):
         self.max_packet_bytes = messages.MAX_PART_BYTES
         self._barriers = []
 
-    def drain(self, now: float) -> None:
+    def takes(self) -> bool:
+        """Whether the way to the other broker takes more now; if not, the session is drained when it does."""
         peer = self.peer
-        if peer is None or not self.ready:
+        return peer is not None and peer.has_room()
+
+    def emptied(self, now: float) -> None:
+        """Everything was sent that there is."""
+
+    def drain(self, now: float) -> None:
+        if not self.ready:
             return
         if self.catching_up:
             earned = (now - self._allowed_at) * self.bytes_per_second
@@ -211,15 +219,17 @@ class PeerSession(Session):
         while (
             self.unconfirmed_bytes < self.max_unconfirmed_bytes
             and (not self.catching_up or self._allowance > 0)
-            and peer.has_room()
+            and self.takes()
         ):
             pending = self._next()
             if pending is None:
                 self.catching_up = self.catching_up and self._read_waits
+                if not self._read_waits:
+                    self.emptied(now)
                 break
-            self._pass(peer, pending, now)
-        if self._barriers:
-            self._answer_barriers(peer)
+            self._pass(pending, now)
+        if self._barriers and self.peer is not None:
+            self._answer_barriers(self.peer)
 
     def _next(self) -> Pending | None:
         """The oldest stretch that was not sent."""
@@ -232,7 +242,7 @@ class PeerSession(Session):
                 return self._loaded.popleft()
         return self.waiting.popleft() if self.waiting else None
 
-    def _pass(self, peer: Peer, pending: Pending, now: float) -> None:
+    def _pass(self, pending: Pending, now: float) -> None:
         publication = pending.publication
         if pending.count != publication.count:
             publication = publication.cut(pending.start, pending.count)
@@ -246,15 +256,7 @@ class PeerSession(Session):
             self.effects.stats.dropped_too_large += publication.count
         else:
             self.sent_messages += publication.count
-        head = messages.head(publication, self.last_sent, pending.terms.via, now, flags)
-        link = peer.link
-        if flags & messages.VOID:
-            peer.send_held(head)
-        elif link is not None and size >= COPY_BELOW_BYTES:
-            link.send_held(head)
-            link.send_held(publication.packets)
-        else:
-            peer.send_held(head + publication.packets)
+        self.send_reliable(publication, pending.terms.via, flags, now)
         self.last_sent = publication.sequence + publication.count - 1
         if not self.on_their_way:
             self.progress_at = now  # the wait for a confirmation begins with what there is to confirm
@@ -262,6 +264,21 @@ class PeerSession(Session):
         self.unconfirmed_bytes += size
         if self.catching_up:
             self._allowance -= size
+
+    def send_reliable(self, publication: Publication, via: str, flags: int, now: float) -> None:
+        """Send messages, or that they are void (``flags``), behind the last ones."""
+        peer = self.peer
+        if peer is None:
+            return
+        head = messages.head(publication, self.last_sent, via, now, flags)
+        link = peer.link
+        if flags & messages.VOID:
+            peer.send_held(head)
+        elif link is not None and len(publication.packets) >= COPY_BELOW_BYTES:
+            link.send_held(head)
+            link.send_held(publication.packets)
+        else:
+            peer.send_held(head + publication.packets)
 
     def confirmed(self, last: int, now: float) -> None:
         """The other broker has everything up to this sequence."""
@@ -447,7 +464,7 @@ def for_groups(stretches: Iterable[Pending]) -> list[tuple[str, Publication]]:
     """What of this another broker was to give to one member of a group, as (filter, messages)."""
     found: list[tuple[str, Publication]] = []
     for pending in stretches:
-        for name in pending.terms.via.split(VIA_SEPARATOR):
+        for name in without_errand(pending.terms.via).split(VIA_SEPARATOR):
             if name:
                 found.append((name.lstrip(PASSED_ON), pending.publication.cut(pending.start, pending.count)))
     return found
