@@ -1,0 +1,231 @@
+"""What brokers say to each other to form groups. Objects here, MessagePack arrays on a link.
+
+======== ================= ==============================================================================================
+message  from → to         says
+======== ================= ==============================================================================================
+Ask      leader → leader   let us merge: my capability, my group's size, my threshold, the latency I measure
+Answer   leader → leader   who is to lead, or why not now
+Join     broker → leader   take me in (or, ``renewing``: I am still yours, and this is the view I have)
+Welcome  leader → broker   you are in, and this is the whole view
+Refuse   broker → broker   I do not lead (now); this one might
+Update   leader → member   what changed in the view
+Notice   leader → member   I follow another leader from now on; you decide for yourself
+Leave    member → leader   I am no longer yours
+======== ================= ==============================================================================================
+
+A leader join takes Ask, Answer and Join, a member join Notice and Join, as the paper counts (section IV-A); Welcome, Update and
+Leave are what it leaves to the connection. ``number`` says which question an answer belongs to: a broker never uses one
+twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from nearcast.groups.views import Member, View
+
+ASK: Final = 1
+ANSWER: Final = 2
+JOIN: Final = 3
+WELCOME: Final = 4
+REFUSE: Final = 5
+UPDATE: Final = 6
+NOTICE: Final = 7
+LEAVE: Final = 8
+
+# Verdicts of an Answer.
+YOU_LEAD: Final = 1
+I_LEAD: Final = 2
+BUSY: Final = 3
+NO: Final = 4
+REDIRECT: Final = 5
+
+
+class Message:
+    """One of the above; ``kind`` says which."""
+
+    def __init__(self, kind: int, number: int) -> None:
+        self.kind = kind
+        self.number = number
+
+    def encode(self) -> bytes:
+        """The message as the content of a frame."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(content: bytes) -> Message:
+        """The message in a frame's content."""
+        return decode(content)
+
+
+class Ask(Message):
+    def __init__(self, number: int, lcm: float, size: int, threshold_ms: float, latency_ms: float) -> None:
+        super().__init__(ASK, number)
+        self.lcm = lcm
+        self.size = size
+        self.threshold_ms = threshold_ms
+        self.latency_ms = latency_ms
+
+    def encode(self) -> bytes:
+        return _encode((ASK, self.number, self.lcm, self.size, self.threshold_ms, self.latency_ms))
+
+
+class Answer(Message):
+    """``leader`` and its address: whom to ask instead (REDIRECT)."""
+
+    def __init__(self, number: int, verdict: int, leader: str = "", address: str = "") -> None:
+        super().__init__(ANSWER, number)
+        self.verdict = verdict
+        self.leader = leader
+        self.address = address
+
+    def encode(self) -> bytes:
+        return _encode((ANSWER, self.number, self.verdict, self.leader, self.address))
+
+
+class Join(Message):
+    """``version``: of the view the broker has now, of whatever group."""
+
+    def __init__(self, number: int, lcm: float, address: str, version: int, renewing: bool) -> None:
+        super().__init__(JOIN, number)
+        self.lcm = lcm
+        self.address = address
+        self.version = version
+        self.renewing = renewing
+
+    def encode(self) -> bytes:
+        return _encode((JOIN, self.number, self.lcm, self.address, self.version, self.renewing))
+
+
+class Welcome(Message):
+    def __init__(self, number: int, view: View) -> None:
+        super().__init__(WELCOME, number)
+        self.view = view
+
+    def encode(self) -> bytes:
+        view = self.view
+        members = [(member.name, member.address, member.joined_version) for member in view.members.values()]
+        return _encode((WELCOME, self.number, view.leader, view.version, view.join_ms, view.leave_ms, members))
+
+
+class Refuse(Message):
+    """``leader``: who leads the refusing broker, if anybody does; where it listens; and its group's join threshold."""
+
+    def __init__(self, number: int, leader: str, address: str, threshold_ms: float) -> None:
+        super().__init__(REFUSE, number)
+        self.leader = leader
+        self.address = address
+        self.threshold_ms = threshold_ms
+
+    def encode(self) -> bytes:
+        return _encode((REFUSE, self.number, self.leader, self.address, self.threshold_ms))
+
+
+class Update(Message):
+    """How to get from any view of this leader between the versions ``base`` and ``version`` to the latter: each broker that
+    changed is named once, with what holds in the end."""
+
+    def __init__(
+        self, leader: str, base: int, version: int, join_ms: float, leave_ms: float, joined: list[Member], left: list[str]
+    ) -> None:
+        super().__init__(UPDATE, 0)
+        self.leader = leader
+        self.base = base
+        self.version = version
+        self.join_ms = join_ms
+        self.leave_ms = leave_ms
+        self.joined = joined
+        self.left = left
+        self._result: View | None = None
+
+    def applied(self, view: View) -> View | None:
+        """The view after the update; none if ``view`` is too old for it, or of another leader."""
+        if view.leader != self.leader or not self.base <= view.version < self.version:
+            return None
+        result = self._result
+        if result is None:
+            # All views in the range become the same one: whoever is handed this very object may share it.
+            members = view.members.copy()
+            for name in self.left:
+                members.pop(name, None)
+            for member in self.joined:
+                members[member.name] = member
+            result = self._result = View(self.leader, self.version, self.join_ms, self.leave_ms, members)
+        return result
+
+    def encode(self) -> bytes:
+        joined = [(member.name, member.address, member.joined_version) for member in self.joined]
+        return _encode((UPDATE, 0, self.leader, self.base, self.version, self.join_ms, self.leave_ms, joined, self.left))
+
+
+class Notice(Message):
+    def __init__(self, leader: str, address: str, threshold_ms: float) -> None:
+        super().__init__(NOTICE, 0)
+        self.leader = leader
+        self.address = address
+        self.threshold_ms = threshold_ms
+
+    def encode(self) -> bytes:
+        return _encode((NOTICE, 0, self.leader, self.address, self.threshold_ms))
+
+
+class Leave(Message):
+    """``number``: of the sender's last Join at this leader, or 0 where it knows of none."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(LEAVE, number)
+
+    def encode(self) -> bytes:
+        return _encode((LEAVE, self.number))
+
+
+_Members = list[tuple[str, str, int]]
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_ask: Final = msgspec.msgpack.Decoder(tuple[int, int, float, int, float, float]).decode
+_decode_answer: Final = msgspec.msgpack.Decoder(tuple[int, int, int, str, str]).decode
+_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, int, float, str, int, bool]).decode
+_decode_welcome: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, float, float, _Members]).decode
+_decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, float]).decode
+_decode_update: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, float, float, _Members, list[str]]).decode
+_decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, float]).decode
+_decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
+
+
+def decode(content: bytes) -> Message:
+    """The message in a frame's content; what is none raises ValueError."""
+    try:
+        return _decoded(content)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no message about groups: {error}") from error
+
+
+def _decoded(content: bytes) -> Message:
+    # MessagePack: the kind is the small number behind the byte that says how many fields there are.
+    kind = content[1] if len(content) > 1 else 0
+    if kind == ASK:
+        _, number, lcm, size, threshold_ms, latency_ms = _decode_ask(content)
+        return Ask(number, lcm, size, threshold_ms, latency_ms)
+    if kind == ANSWER:
+        _, number, verdict, leader, address = _decode_answer(content)
+        return Answer(number, verdict, leader, address)
+    if kind == JOIN:
+        _, number, lcm, address, version, renewing = _decode_join(content)
+        return Join(number, lcm, address, version, renewing)
+    if kind == WELCOME:
+        _, number, leader, version, join_ms, leave_ms, members = _decode_welcome(content)
+        return Welcome(number, View(leader, version, join_ms, leave_ms, {member[0]: Member(*member) for member in members}))
+    if kind == REFUSE:
+        _, number, leader, address, threshold_ms = _decode_refuse(content)
+        return Refuse(number, leader, address, threshold_ms)
+    if kind == UPDATE:
+        _, _, leader, base, version, join_ms, leave_ms, joined, left = _decode_update(content)
+        return Update(leader, base, version, join_ms, leave_ms, [Member(*member) for member in joined], left)
+    if kind == NOTICE:
+        _, _, leader, address, threshold_ms = _decode_notice(content)
+        return Notice(leader, address, threshold_ms)
+    if kind == LEAVE:
+        return Leave(_decode_leave(content)[1])
+    raise ValueError(f"no message about groups: kind {kind}")

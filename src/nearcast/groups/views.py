@@ -1,0 +1,81 @@
+"""Who is in a group, as its leader says.
+
+A view is a value: a change makes another one. Versions rise with every change, and a leader that admits a broker first raises
+its own above the broker's, as Lamport's clocks do. So a broker's views have rising versions for as long as it lives,
+whomever it follows, and whoever restarts in between. A message that was flooded with version *v* by a member that joined with a
+version above *v* was therefore flooded in another group; else it has reached all who joined with a version of at most *v*.
+"""
+
+from __future__ import annotations
+
+
+class Member:
+    """A broker of a group: where it listens for links, and the version of the first view that it is in."""
+
+    def __init__(self, name: str, address: str, joined_version: int) -> None:
+        self.name = name
+        self.address = address
+        self.joined_version = joined_version
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Member)
+            and self.name == other.name
+            and self.address == other.address
+            and self.joined_version == other.joined_version
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.joined_version))
+
+    def __repr__(self) -> str:
+        return f"Member({self.name!r}, {self.address!r}, {self.joined_version})"
+
+
+class View:
+    """A group: its leader, its members by name (the leader is one), and the thresholds that hold in it."""
+
+    def __init__(self, leader: str, version: int, join_ms: float, leave_ms: float, members: dict[str, Member]) -> None:
+        self.leader = leader
+        self.version = version
+        self.join_ms = join_ms
+        self.leave_ms = leave_ms
+        self.members = members
+        """Read only: views are shared."""
+
+    def with_member(self, name: str, address: str, version: int) -> View:
+        """The view after a broker joined, or joined again."""
+        members = self.members.copy()
+        members[name] = Member(name, address, version)
+        return View(self.leader, version, self.join_ms, self.leave_ms, members)
+
+    def without(self, name: str, version: int) -> View:
+        """The view after a broker went."""
+        members = self.members.copy()
+        members.pop(name, None)
+        return View(self.leader, version, self.join_ms, self.leave_ms, members)
+
+    def with_thresholds(self, join_ms: float, leave_ms: float, version: int) -> View:
+        """The view after the group changed its mind about distances."""
+        return View(self.leader, version, join_ms, leave_ms, self.members)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, View)
+            and self.leader == other.leader
+            and self.version == other.version
+            and self.join_ms == other.join_ms
+            and self.leave_ms == other.leave_ms
+            and self.members == other.members
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.leader, self.version))
+
+    def __repr__(self) -> str:
+        return f"View({self.leader!r}, {self.version}, {sorted(self.members)})"
+
+
+def alone(name: str, address: str, version: int, join_ms: float, leave_ms: float) -> View:
+    """The group of a broker that has just begun to lead."""
+    return View(name, version, join_ms, leave_ms, {name: Member(name, address, version)})
