@@ -123,6 +123,10 @@ def build(process: ControllerProcess) -> Litestar:
     async def links() -> list[views.LinkView]:
         return views.graph(controller)
 
+    @get(f"{PREFIX}/groups", summary="Broadcast groups, the largest first", tags=["fabric"])
+    async def groups() -> list[views.GroupView]:
+        return views.groups(controller)
+
     @get(f"{PREFIX}/clients", summary="Connected clients, and where", tags=["clients"])
     async def clients(node: FromQuery[str] = "", after: FromQuery[str] = "", limit: Limit = 1_000) -> views.Page:
         return views.clients(controller, node, after, limit)
@@ -184,6 +188,7 @@ def build(process: ControllerProcess) -> Litestar:
             drain,
             undrain,
             links,
+            groups,
             clients,
             moves,
             move,

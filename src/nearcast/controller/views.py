@@ -9,6 +9,7 @@ import msgspec
 from nearcast import __version__
 from nearcast.fabric.control import ClientFacts
 from nearcast.fabric.controlling import Controller
+from nearcast.fabric.group_facts import CloudState, GroupFacts, RelayState
 from nearcast.fabric.moves import Move
 from nearcast.fabric.registry import Entry, NodeState
 
@@ -123,6 +124,36 @@ class ClassView(msgspec.Struct, kw_only=True):
     topic_class: str
 
 
+class GroupMemberView(msgspec.Struct, kw_only=True):
+    """A broker of a broadcast group, by its own report."""
+
+    name: str
+    leads: bool
+    state: NodeState
+    site: str
+    latency_ms: float | None
+    """To the leader, one way, as this broker measures it."""
+    lcm: float
+    relay: RelayState
+    """How its messages get to the cloud."""
+    cloud_state: CloudState
+    waiting_messages: int
+    """Messages of its clients that the cloud has not confirmed."""
+
+
+class GroupView(msgspec.Struct, kw_only=True):
+    """A broadcast group, its leader first. ``threshold_ms`` and the like are the leader's word."""
+
+    leader: str
+    region: str
+    cloud: str
+    threshold_ms: float
+    leave_threshold_ms: float
+    settled: bool
+    """Whether the leader is known here and leads, and says so of the same brokers that say so of it."""
+    members: list[GroupMemberView]
+
+
 class MoveRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Move one client, or all clients of a gateway, to a broker. A gateway moved by hand stays for ten minutes."""
 
@@ -218,6 +249,50 @@ def graph(controller: Controller) -> list[LinkView]:
                 )
             )
     return found
+
+
+def groups(controller: Controller) -> list[GroupView]:
+    """All broadcast groups, the largest first; brokers that are not there are in none."""
+    found: dict[str, list[tuple[Entry, GroupFacts]]] = {}
+    for entry in controller.brokers():
+        facts = entry.report.group
+        if facts is not None and entry.usable:
+            found.setdefault(facts.leader, []).append((entry, facts))
+    made = [_group(leader, of) for leader, of in found.items()]
+    return sorted(made, key=lambda group: (-len(group.members), group.leader))
+
+
+def _group(leader: str, of: list[tuple[Entry, GroupFacts]]) -> GroupView:
+    told = next((facts for entry, facts in of if entry.name == leader), None)
+    names = {entry.name for entry, _ in of}
+    by_leader = {leader, *(fellow.name for fellow in told.fellows)} if told is not None else set()
+    word = told if told is not None else of[0][1]
+    members = [_group_member(entry, facts) for entry, facts in of]
+    return GroupView(
+        leader=leader,
+        region=word.region,
+        cloud=word.cloud,
+        threshold_ms=word.threshold_ms,
+        leave_threshold_ms=word.leave_threshold_ms,
+        settled=names == by_leader,
+        members=sorted(
+            (_group_member(entry, facts) for entry, facts in of), key=lambda member: (not member.leads, member.name)
+        ),
+    )
+
+
+def _group_member(entry: Entry, facts: GroupFacts) -> GroupMemberView:
+    return GroupMemberView(
+        name=entry.name,
+        leads=facts.leader == entry.name,
+        state=entry.state,
+        site=entry.node.site,
+        latency_ms=facts.latency_ms,
+        lcm=facts.lcm,
+        relay=facts.relay,
+        cloud_state=facts.cloud_state,
+        waiting_messages=facts.waiting_messages,
+    )
 
 
 def clients(controller: Controller, node_name: str, after: str, limit: int) -> Page:

@@ -25,6 +25,7 @@ import msgspec
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
 from nearcast.fabric.frames import frame
+from nearcast.fabric.group_facts import GroupFacts
 from nearcast.fabric.links import Link
 from nearcast.fabric.parts import FOREVER, LinkUser
 from nearcast.membership.monitoring import Measured, Monitor, MonitorSettings, Ordered
@@ -200,6 +201,8 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Counters since the start, by name: ``messages_received``, ``messages_sent``, ``bytes_received``, ``bytes_sent``, ..."""
     measurements: list[Measurement] = msgspec.field(default_factory=list)
     links: list[LinkFacts] = msgspec.field(default_factory=list)
+    group: GroupFacts | None = None
+    """Brokers with broadcast groups: theirs."""
     clients: list[ClientFacts] = msgspec.field(default_factory=list)
     clients_gone: list[str] = msgspec.field(default_factory=list)
     clients_whole: bool = False

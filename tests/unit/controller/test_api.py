@@ -14,6 +14,7 @@ from nearcast.controller.api import build
 from nearcast.controller.config import ControllerConfig
 from nearcast.controller.process import ControllerProcess
 from nearcast.controller.tokens import derived_token
+from nearcast.fabric.group_facts import FellowFacts, GroupFacts
 from tests.control_harness import Net
 
 SECRET = "a secret that is long enough"
@@ -57,7 +58,7 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
 
 def test_nobody_gets_in_without_a_token(shown: Shown) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer"}):
-        for path in ("/status", "/nodes", "/clients", "/moves", "/classes", "/links"):
+        for path in ("/status", "/nodes", "/clients", "/moves", "/classes", "/links", "/groups"):
             answer = shown.client.get(f"/api/v1{path}", headers=headers)
             assert answer.status_code == 401
             assert "token" in answer.json()["detail"]
@@ -102,6 +103,34 @@ def test_status_nodes_links_and_clients_are_shown(shown: Shown) -> None:
     assert [client["client"] for client in shown.ask("GET", "/clients?after=g-1", 200)["clients"]] == ["g-2"]
     assert shown.ask("GET", "/clients?node=far", 200)["clients"] == []
     assert shown.ask("GET", "/clients?node=near", 200)["total"] == 3
+
+
+def test_groups_are_shown_as_their_brokers_report_them(shown: Shown) -> None:
+    assert shown.ask("GET", "/groups", 200) == [], "without a cloud there are none"
+    entries = shown.net.controller.entries
+    told: dict[str, Any] = {
+        "view": 4,
+        "region": "europe",
+        "cloud": "mqtt://cloud:1883",
+        "threshold_ms": 5.0,
+        "leave_threshold_ms": 6.25,
+    }
+    far = GroupFacts(name="far", leader="far", relay="live", lcm=9.0, fellows=[FellowFacts(name="near")], **told)
+    near = GroupFacts(name="near", leader="far", latency_ms=1.5, relay="catching up", waiting_messages=3, lcm=2.0, **told)
+    entries["far"].report.group = far
+    entries["near"].report.group = near
+    (group,) = shown.ask("GET", "/groups", 200)
+    assert (group["leader"], group["region"], group["threshold_ms"], group["settled"]) == ("far", "europe", 5.0, True)
+    first, second = group["members"]
+    assert (first["name"], first["leads"], first["latency_ms"], first["lcm"]) == ("far", True, None, 9.0)
+    assert (second["name"], second["leads"], second["latency_ms"], second["relay"]) == ("near", False, 1.5, "catching up")
+    assert second["waiting_messages"] == 3
+    # A leader that does not count a broker among its own, or is not there itself, has no settled group.
+    entries["far"].report.group = GroupFacts(name="far", leader="far", **told)
+    assert [group["settled"] for group in shown.ask("GET", "/groups", 200)] == [False]
+    entries["far"].state = "down"
+    (group,) = shown.ask("GET", "/groups", 200)
+    assert (group["leader"], [member["name"] for member in group["members"]], group["settled"]) == ("far", ["near"], False)
 
 
 def test_a_move_by_hand_is_ordered_and_seen_through(shown: Shown) -> None:
