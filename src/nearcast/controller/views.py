@@ -275,9 +275,7 @@ def _group(leader: str, of: list[tuple[Entry, GroupFacts]]) -> GroupView:
         threshold_ms=word.threshold_ms,
         leave_threshold_ms=word.leave_threshold_ms,
         settled=names == by_leader,
-        members=sorted(
-            (_group_member(entry, facts) for entry, facts in of), key=lambda member: (not member.leads, member.name)
-        ),
+        members=sorted(members, key=lambda member: (not member.leads, member.name)),
     )
 
 
