@@ -23,5 +23,10 @@ class Thresholds:
         """A member farther than this from its leader leaves."""
         return self._leave_ms
 
+    @property
+    def largest_ms(self) -> float:
+        """More than this the first never becomes: brokers farther away need no measuring."""
+        return self._join_ms
+
     def observed(self, correct: int, redundant: int, now: float) -> None:
         """So many messages were wanted by somebody in the group, and so many by nobody. The fixed rule does not care."""
