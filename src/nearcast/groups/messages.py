@@ -13,8 +13,8 @@ Notice   leader → member   I follow another leader from now on; you decide for
 Leave    member → leader   I am no longer yours
 ======== ================= ==============================================================================================
 
-A leader join takes Ask, Answer and Join, a member join Notice and Join, as the paper counts (section IV-A); Welcome, Update and
-Leave are what it leaves to the connection. ``number`` says which question an answer belongs to: a broker never uses one
+A leader join takes Ask, Answer and Join, a member join Notice and Join, as the paper counts (section IV-A); Welcome, Update
+and Leave are what it leaves to the connection. ``number`` says which question an answer belongs to: a broker never uses one
 twice.
 """
 

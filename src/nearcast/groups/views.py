@@ -2,8 +2,8 @@
 
 A view is a value: a change makes another one. Versions rise with every change, and a leader that admits a broker first raises
 its own above the broker's, as Lamport's clocks do. So a broker's views have rising versions for as long as it lives,
-whomever it follows, and whoever restarts in between. A message that was flooded with version *v* by a member that joined with a
-version above *v* was therefore flooded in another group; else it has reached all who joined with a version of at most *v*.
+whomever it follows, and whoever restarts in between. A message that was flooded with version *v* by a member that joined
+with a version above *v* was therefore flooded in another group; else it went to all who joined with a version of at most *v*.
 """
 
 from __future__ import annotations

@@ -1,0 +1,160 @@
+"""Brokers that form groups on a network that exists only here: latencies, losses, duplicates, crashes, partitions.
+
+The machines are the shipped ones (:mod:`nearcast.groups.formation`). What others know of leaders is modelled: each broker sees
+who led ``board_delay_s`` ago, as announcements at the cloud would tell it, and latencies as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nearcast.groups.formation import Formation
+from nearcast.groups.messages import Message
+from nearcast.groups.settings import FormationSettings
+from nearcast.groups.thresholds import Thresholds
+
+Latency = Callable[[str, str], float]
+
+
+@dataclass
+class Weather:
+    """What the network does to messages."""
+
+    loss: float = 0.0
+    duplicates: float = 0.0
+    jitter_s: float = 0.0
+    """Up to so much later: more than messages are apart, so they overtake each other."""
+
+
+class Oracle:
+    """What one broker knows of the others."""
+
+    def __init__(self, network: GroupNetwork, name: str) -> None:
+        self._network = network
+        self._name = name
+
+    def nearest_leader(self, below_ms: float, now: float) -> str:
+        network = self._network
+        best, best_ms = "", below_ms
+        for name in network.announced:
+            latency_ms = network.seen_ms(self._name, name)
+            if name != self._name and latency_ms < best_ms:
+                best, best_ms = name, latency_ms
+        return best
+
+    def latency_ms(self, name: str) -> float:
+        return self._network.seen_ms(self._name, name)
+
+    def address(self, name: str) -> str:
+        return f"{name}:1883"
+
+
+class GroupNetwork:
+    """Brokers, what they send each other, and time."""
+
+    def __init__(
+        self, latency: Latency, join_ms: float, leave_ms: float = 0.0, seed: int = 1, settings: FormationSettings | None = None
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.now = 100.0
+        self.latency = latency
+        self.join_ms = join_ms
+        self.leave_ms = leave_ms or 1.25 * join_ms
+        self.settings = settings or FormationSettings()
+        self.weather = Weather()
+        self.brokers: dict[str, Formation] = {}
+        self.announced: list[str] = []
+        self.board_delay_s = 0.05
+        self.sent: Counter[str] = Counter()
+        self.separated: set[tuple[str, str]] = set()
+        """Pairs that have no way to each other."""
+        self.codec = False
+        """Whether messages go through bytes."""
+        self._events: list[tuple[float, int, str, str, Message]] = []
+        self._count = 0
+        self._board_at = self.now
+        self._wake: dict[str, float] = {}
+        self.on_step: Callable[[], None] | None = None
+
+    def add(self, name: str, lcm: float = 1.0) -> Formation:
+        thresholds = Thresholds(self.join_ms, self.leave_ms)
+        formation = Formation(
+            name,
+            f"{name}:1883",
+            self.settings,
+            Oracle(self, name),
+            thresholds,
+            lcm,
+            random.Random(self.rng.getrandbits(64)),
+            self.now,
+        )
+        self.brokers[name] = formation
+        return formation
+
+    def crash(self, name: str, noticed: bool = True) -> None:
+        """A broker is gone; the others' links to it break, unless nobody ``noticed``: then only pings tell."""
+        del self.brokers[name]
+        if noticed:
+            for broker in list(self.brokers.values()):
+                broker.lost(name, self.now)
+                self._collect(broker)
+
+    def separate(self, one: str, other: str) -> None:
+        self.separated.update({(one, other), (other, one)})
+
+    def seen_ms(self, one: str, other: str) -> float:
+        if other not in self.brokers or (one, other) in self.separated:
+            return math.inf
+        return self.latency(one, other)
+
+    def _collect(self, broker: Formation) -> None:
+        broker.take_changes()
+        for to, message in broker.take_outgoing():
+            self.sent[type(message).__name__] += 1
+            if (broker.name, to) in self.separated or self.rng.random() < self.weather.loss:
+                continue
+            for _ in range(2 if self.rng.random() < self.weather.duplicates else 1):
+                self._count += 1
+                latency_ms = self.latency(broker.name, to)
+                at = self.now + latency_ms / 1e3 + self.rng.random() * self.weather.jitter_s
+                content = Message.decode(message.encode()) if self.codec else message
+                heapq.heappush(self._events, (at, self._count, broker.name, to, content))
+
+    def run(self, seconds: float) -> None:
+        """Lets time pass."""
+        until = self.now + seconds
+        while True:
+            due = min((broker.next_deadline() for broker in self.brokers.values()), default=math.inf)
+            at = min(due, self._board_at, self._events[0][0] if self._events else math.inf)
+            if at > until:
+                break
+            self.now = max(self.now, at)
+            if self._board_at <= self.now:
+                self.announced = [name for name, broker in self.brokers.items() if broker.leads]
+                self._board_at = self.now + self.board_delay_s
+            while self._events and self._events[0][0] <= self.now:
+                _, _, sender, to, message = heapq.heappop(self._events)
+                receiver = self.brokers.get(to)
+                if receiver is not None and sender in self.brokers and (sender, to) not in self.separated:
+                    receiver.handle(sender, message, self.now)
+                    self._collect(receiver)
+            for broker in list(self.brokers.values()):
+                if broker.next_deadline() <= self.now:
+                    broker.tick(self.now)
+                    assert broker.next_deadline() > self.now, f"{broker.name} is not done at {self.now}"
+                    self._collect(broker)
+            if self.on_step is not None:
+                self.on_step()
+        self.now = until
+
+    def groups(self) -> dict[str, set[str]]:
+        """Leaders, and who follows them."""
+        found: dict[str, set[str]] = {}
+        for broker in self.brokers.values():
+            found.setdefault(broker.leader, set()).add(broker.name)
+        return found
