@@ -54,6 +54,7 @@ SUBCOMMANDS = (
     Subcommand("nodes", "nearcast.cli.status", "List the brokers and gateways of a fabric."),
     Subcommand("move", "nearcast.cli.status", "Move clients to another broker."),
     Subcommand("drain", "nearcast.cli.status", "Empty a broker of its clients, at a pace."),
+    Subcommand("groups", "nearcast.cli.groups", "Show broadcast groups: who leads, who belongs to whom, how far."),
     Subcommand("class", "nearcast.cli.status", "Show or change which topics are of which class."),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 import urllib.parse
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,53 +20,12 @@ from nearcast.cli.controller_client import (
     TokenFile,
     quoted,
 )
+from nearcast.cli.tables import ago, counted, new_table, open_console, plain, print_json, span
 from nearcast.errors import NearcastError
-
-FILE_COLUMNS = 120
-"""Width of tables where no terminal says one."""
 
 POLL_SECONDS = 0.5
 STATE_STYLES = {"up": "green", "suspect": "yellow", "down": "red", "left": "dim"}
 MOVE_STYLES = {"done": "green", "failed": "red", "superseded": "dim"}
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else FILE_COLUMNS, highlight=False)
-
-
-def _print_json(content: Any) -> None:
-    typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
-
-
-def _plain(value: object) -> Text:
-    """A name as text: whatever could steer a terminal is escaped."""
-    words = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-    return Text(words)
-
-
-def _ago(wall_seconds: float | None) -> str:
-    if not wall_seconds:
-        return "-"
-    return _span(max(0.0, time.time() - wall_seconds)) + " ago"
-
-
-def _span(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    return table
 
 
 def status(
@@ -93,18 +49,18 @@ def status(
     found_clients = _all_clients(controller) if clients else None
     if as_json:
         content = {"status": summary, "moves": found_moves}
-        _print_json(content | ({"links": found_links} if links else {}) | ({"clients": found_clients} if clients else {}))
+        print_json(content | ({"links": found_links} if links else {}) | ({"clients": found_clients} if clients else {}))
         return
-    console = _console()
-    counts = ", ".join(_count(summary[f"{what}s"], what) for what in ("broker", "gateway", "client"))
+    console = open_console()
+    counts = ", ".join(counted(summary[f"{what}s"], what) for what in ("broker", "gateway", "client"))
     console.print(Text(counts, style="bold"))
     if summary["nodes_not_up"]:
-        console.print(Text("not up: ", style="red") + _plain(", ".join(summary["nodes_not_up"])))
+        console.print(Text("not up: ", style="red") + plain(", ".join(summary["nodes_not_up"])))
     if summary["draining"]:
-        console.print(Text("draining: ", style="yellow") + _plain(", ".join(summary["draining"])))
+        console.print(Text("draining: ", style="yellow") + plain(", ".join(summary["draining"])))
     ended = ", ".join(f"{count:,} {state}" for state, count in sorted(summary["moves"].items())) or "none yet"
     console.print(Text(f"moves: {ended}; {summary['pending_moves']} pending"))
-    looked = _span(summary["reconfigured_seconds_ago"])
+    looked = span(summary["reconfigured_seconds_ago"])
     console.print(Text(f"looked for better places {looked} ago, {summary['reconfigurations']:,} times", style="dim"))
     if found_moves:
         console.print()
@@ -128,25 +84,27 @@ def _all_clients(controller: ControllerClient) -> list[dict[str, Any]]:
 
 
 def _moves_table(moves: list[dict[str, Any]]) -> Table:
-    table = _table("Move", "From", "To", "Clients", "State", "When", "Why", numbers=("Clients",))
+    table = new_table("Move", "From", "To", "Clients", "State", "When", "Why", numbers=("Clients",))
     for move in moves:
         state = Text(move["state"], style=MOVE_STYLES.get(move["state"], "yellow"))
         why = move["reason"] + (f" ({move['detail']})" if move["detail"] else "")
         who = move["client"] or move["gateway"]
         count = f"{move['moved_clients']:,}" if move["ended_at"] else "-"
-        places = (_plain(who), _plain(move["origin"] or "-"), _plain(move["target"]))
-        table.add_row(*places, count, state, _ago(move["created_at"]), _plain(why))
+        places = (plain(who), plain(move["origin"] or "-"), plain(move["target"]))
+        table.add_row(*places, count, state, ago(move["created_at"]), plain(why))
     return table
 
 
 def _links_table(links: list[dict[str, Any]]) -> Table:
-    table = _table("From", "To", "Round trip", "Jitter", "Loss", "Queued", numbers=("Round trip", "Jitter", "Loss", "Queued"))
+    table = new_table(
+        "From", "To", "Round trip", "Jitter", "Loss", "Queued", numbers=("Round trip", "Jitter", "Loss", "Queued")
+    )
     for link in links:
         latency = "no answer" if link["latency_ms"] is None else f"{link['latency_ms']:.2f} ms"
         style = "" if link["in_use"] else "dim"
         table.add_row(
-            _plain(link["origin"]),
-            _plain(link["target"]),
+            plain(link["origin"]),
+            plain(link["target"]),
             latency,
             f"{link['jitter_ms']:.2f} ms",
             f"{100 * link['loss']:.0f} %",
@@ -157,12 +115,12 @@ def _links_table(links: list[dict[str, Any]]) -> Table:
 
 
 def _clients_table(clients: list[dict[str, Any]]) -> Table:
-    table = _table("Client", "User", "Gateway", "Broker", "Connected")
+    table = new_table("Client", "User", "Gateway", "Broker", "Connected")
     for client in clients:
-        gateway = _plain(client["gateway"] or "-")
-        user = _plain(client["username"] or "-")
-        since = _ago(client["connected_since"]).removesuffix(" ago")
-        table.add_row(_plain(client["client"]), user, gateway, _plain(client["broker"]), since)
+        gateway = plain(client["gateway"] or "-")
+        user = plain(client["username"] or "-")
+        since = ago(client["connected_since"]).removesuffix(" ago")
+        table.add_row(plain(client["client"]), user, gateway, plain(client["broker"]), since)
     return table
 
 
@@ -185,34 +143,36 @@ def nodes(
     if name is not None:
         found = controller.get(f"/nodes/{quoted(name)}")
         if as_json:
-            _print_json(found)
+            print_json(found)
         else:
-            _console().print(_details(found))
+            open_console().print(_details(found))
         return
     listed = controller.get("/nodes", role=role)
     if as_json:
-        _print_json(listed)
+        print_json(listed)
         return
     if not listed:
         typer.echo("no node has registered yet: start brokers and gateways with --controller")
         return
-    table = _table("Node", "Role", "State", "Site", "Clients", "In/s", "Out/s", "Uses", numbers=("Clients", "In/s", "Out/s"))
+    table = new_table(
+        "Node", "Role", "State", "Site", "Clients", "In/s", "Out/s", "Uses", numbers=("Clients", "In/s", "Out/s")
+    )
     for node in listed:
         state = Text(node["state"], style=STATE_STYLES[node["state"]])
         if node["draining"]:
             state += Text(f", draining ({node['clients_to_move']:,} to move)", style="yellow")
         rates = node["rates"]
         table.add_row(
-            _plain(node["name"]),
+            plain(node["name"]),
             node["role"],
             state,
-            _plain(node["site"] or "-"),
+            plain(node["site"] or "-"),
             f"{node['connections']:,}",
             f"{rates.get('messages_received', 0):,.0f}",
             f"{rates.get('messages_sent', 0):,.0f}",
-            _plain(node["home"] or "-"),
+            plain(node["home"] or "-"),
         )
-    _console().print(table)
+    open_console().print(table)
 
 
 def _details(node: dict[str, Any]) -> Table:
@@ -226,7 +186,7 @@ def _details(node: dict[str, Any]) -> Table:
             shown = ", ".join(map(str, value)) or "-"
         else:
             shown = "-" if value in ("", None) else str(value)
-        lines.add_row(key.replace("_", " "), _plain(shown))
+        lines.add_row(key.replace("_", " "), plain(shown))
     return lines
 
 
@@ -256,13 +216,13 @@ def move(
         time.sleep(min(POLL_SECONDS / 5, wait))
         ordered = controller.get(f"/moves/{ordered['number']}")
     if as_json:
-        _print_json(ordered)
+        print_json(ordered)
     elif not ordered["ended_at"]:
         typer.echo(f"move {ordered['number']} is {ordered['state']}; `nearcast status` shows how it goes on")
     elif ordered["state"] == "done":
         clients = ordered["moved_clients"]
         gap = f", none held up for more than {ordered['longest_gap_ms']:.0f} ms" if clients else ""
-        typer.echo(f"moved {_count(clients, 'client')} to {target}{gap}")
+        typer.echo(f"moved {counted(clients, 'client')} to {target}{gap}")
     if ordered["ended_at"] and ordered["state"] != "done":
         verb = "was superseded" if ordered["state"] == "superseded" else ordered["state"]
         raise NearcastError(f"the move {verb}: {ordered['detail'] or 'no reason was given'}")
@@ -303,14 +263,14 @@ def drain(
         found = controller.get(path)
     direct = found["connections"] - found["gateway_connections"]
     if as_json:
-        _print_json(found)
+        print_json(found)
     elif stop:
         typer.echo(f"{broker} gets clients again")
     elif found["clients_to_move"]:
-        typer.echo(f"{broker} is being drained: {_count(found['clients_to_move'], 'client')} to move")
+        typer.echo(f"{broker} is being drained: {counted(found['clients_to_move'], 'client')} to move")
     else:
         stay = "stays" if direct == 1 else "stay"
-        rest = f"; {_count(direct, 'client')} without a gateway {stay} until it stops" if direct > 0 else ""
+        rest = f"; {counted(direct, 'client')} without a gateway {stay} until it stops" if direct > 0 else ""
         typer.echo(f"{broker} has no client of a gateway and gets none{rest}")
     if wait and found["clients_to_move"]:
         raise typer.Exit(1)
@@ -318,7 +278,9 @@ def drain(
 
 def topic_class(
     topic_filter: Annotated[str | None, typer.Argument(help="Topics, as in a subscription; without: list all rules.")] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[CLASS]", help="bridged or local.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[CLASS]", help="bridged, local, broadcast or broadcast-filtered.")
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the rule of these topics.")] = False,
     api: Api = DEFAULT_API,
     fabric_secret: Secret = None,
@@ -329,13 +291,15 @@ def topic_class(
     """Show which topics are of which class, or change it in the running fabric.
 
     bridged: a message goes to every broker that has a subscriber. local: it never leaves the broker it was published at.
+    broadcast: it goes to every broker of the group, and to other groups through the cloud broker (`nearcast groups`).
+    broadcast-filtered: the same, but inside the group only to brokers that have a subscriber.
 
     Example: nearcast class 'machines/+/raw/#' local --fabric-secret secret
     """
     if remove and (topic_filter is None or name is not None):
         raise typer.BadParameter("--remove takes the topics of a rule, and nothing else")
     if topic_filter is not None and name is None and not remove:
-        raise typer.BadParameter("say which class: bridged or local, or --remove")
+        raise typer.BadParameter("say which class: bridged, local, broadcast or broadcast-filtered, or --remove")
     controller = ControllerClient(api, fabric_secret, token_file, ca)
     if topic_filter is None:
         rules = controller.get("/classes")
@@ -344,15 +308,15 @@ def topic_class(
     else:
         rules = controller.send("PUT", "/classes", {"topic_filter": topic_filter, "topic_class": name})
     if as_json:
-        _print_json(rules)
+        print_json(rules)
         return
     if not rules:
         typer.echo("no rules: every topic is bridged")
         return
-    table = _table("Topics", "Class")
+    table = new_table("Topics", "Class")
     for rule in rules:
-        table.add_row(_plain(rule["topic_filter"]), rule["topic_class"])
-    _console().print(table)
+        table.add_row(plain(rule["topic_filter"]), rule["topic_class"])
+    open_console().print(table)
 
 
 def register(app: typer.Typer) -> None:

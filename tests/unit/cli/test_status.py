@@ -11,12 +11,13 @@ from rich.console import Console
 
 from nearcast.cli.controller_client import ControllerClient, quoted
 from nearcast.cli.main import main
-from nearcast.cli.status import _clients_table, _count, _plain, _span
+from nearcast.cli.status import _clients_table
+from nearcast.cli.tables import counted, plain, span
 from nearcast.errors import ConfigError, NearcastError
 
 
 def test_names_cannot_steer_a_terminal() -> None:
-    assert _plain("evil\x1b[2Jclient\n").plain == "evil\\x1b[2Jclient\\n"
+    assert plain("evil\x1b[2Jclient\n").plain == "evil\\x1b[2Jclient\\n"
     console = Console(width=120, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
     client = {"client": "[red]c\x1b[0m", "username": None, "gateway": None, "broker": "b", "connected_since": 0.0}
     console.print(_clients_table([client]))
@@ -30,11 +31,11 @@ def test_names_are_safe_in_a_path() -> None:
 
 
 def test_spans_are_readable() -> None:
-    assert [_span(seconds) for seconds in (None, 3.2, 119, 600, 8_000)] == ["-", "3 s", "119 s", "10 min", "2 h"]
+    assert [span(seconds) for seconds in (None, 3.2, 119, 600, 8_000)] == ["-", "3 s", "119 s", "10 min", "2 h"]
 
 
 def test_one_is_not_many() -> None:
-    assert [_count(number, "client") for number in (0, 1, 1_200)] == ["0 clients", "1 client", "1,200 clients"]
+    assert [counted(number, "client") for number in (0, 1, 1_200)] == ["0 clients", "1 client", "1,200 clients"]
 
 
 def test_a_token_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
