@@ -19,6 +19,40 @@ Flow = tuple[str, str, int | None, str]
 """Subscriber, publisher, stream, topic."""
 
 
+def record_processed(directory: Path, run: str, seed: int) -> None:
+    """What the brokers of a chaotic run processed: some messages twice, some that no client knows, some nowhere."""
+    rng = random.Random(seed)
+    published = [row for row in read_table(directory).to_pylist() if row["kind"] == "published"]
+    with EventWriter(directory, run, source=f"a-brokers-{seed}") as writer:
+        for row in published:
+            others = [broker for broker in ("east", "west", "north", "cloud") if rng.random() < 0.5]
+            home = [row["path"][0]] if rng.random() < 0.95 else []
+            for broker in [*home, *others, *others[:1]]:
+                writer.write(
+                    MessageEvent(
+                        kind="processed",
+                        at_ns=row["sent_ns"] + 5 * MS,
+                        client=broker,
+                        path=(broker,),
+                        **{name: row[name] for name in ("message_id", "sequence", "topic", "sent_ns", "qos", "size_bytes")},
+                    )
+                )
+        # Long after the run: it belongs to somebody else, and makes the run no longer than it was.
+        later_ns = START_NS + 1_000_000 * MS
+        writer.write(
+            MessageEvent(
+                kind="processed",
+                at_ns=later_ns,
+                client="attic",
+                path=("attic",),
+                message_id=1,
+                topic="a/one/c",
+                sent_ns=later_ns,
+                size_bytes=40,
+            )
+        )
+
+
 def record_chaos(directory: Path, run: str, seed: int, *, messages: int = 60) -> None:
     """A run in which everything goes wrong that can: late, lost, twice, disordered, retained, refused, away, moved."""
     rng = random.Random(seed)
@@ -131,8 +165,9 @@ class Reference:
         for row in self.rows:
             self.by_kind[row["kind"]].append(row)
         self.bounds_ms = bounds_ms
-        self.start_ns = min(row["at_ns"] for row in self.rows if row["message_id"] is not None)
-        self.end_ns = max(row["at_ns"] for row in self.rows)
+        of_clients = [row for row in self.rows if row["kind"] != "processed"]
+        self.start_ns = min(row["at_ns"] for row in of_clients if row["message_id"] is not None)
+        self.end_ns = max(row["at_ns"] for row in of_clients)
         self.cutoff_ns = self.end_ns - settle_ns
         self.linked = linked
         self._entitlements()
@@ -254,12 +289,19 @@ class Reference:
     def carried(self) -> dict[str, tuple[int, int]]:
         """Messages carried and in excess, by broker."""
         at: dict[str, dict[int, Row | None]] = defaultdict(dict)
-        for row in self.by_kind["delivered"]:
-            for broker in row["path"]:
-                at[broker][row["message_id"]] = row
-        for row in self.by_kind["published"]:
-            # Where this one was published, wherever else its publisher has been.
-            at[row["path"][0]][row["message_id"]] = None
+        homes = {row["message_id"]: row["path"][0] for row in self.by_kind["published"]}
+        if self.by_kind["processed"]:
+            for row in self.by_kind["processed"]:
+                if row["message_id"] in homes:
+                    at_home = homes[row["message_id"]] == row["client"]
+                    at[row["client"]][row["message_id"]] = None if at_home else row
+        else:
+            for row in self.by_kind["delivered"]:
+                for broker in row["path"]:
+                    at[broker][row["message_id"]] = row
+            for identity, home in homes.items():
+                # Where this one was published, wherever else its publisher has been.
+                at[home][identity] = None
         return {
             broker: (len(rows), sum(row is not None and not self._wanted(broker, row) for row in rows.values()))
             for broker, rows in at.items()

@@ -14,7 +14,7 @@ from nearcast.pipeline import evaluate as job
 from nearcast.pipeline.evaluation import Bound, EvaluationOptions, evaluate, passes
 from nearcast.pipeline.evaluation.histograms import PERCENTILES, RELATIVE_ERROR
 from nearcast.pipeline.progress import Silent
-from tests.integration.spark.evaluation_reference import Flow, Reference, quantile, record_chaos
+from tests.integration.spark.evaluation_reference import Flow, Reference, quantile, record_chaos, record_processed
 
 pytestmark = pytest.mark.integration
 
@@ -31,6 +31,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for number, run in enumerate(RUNS):
         found[run] = tmp_path_factory.mktemp(run) / "events"
         record_chaos(found[run], run, SEED + number, messages=60 if number == 0 else 20)
+    record_processed(found["second"], "second", SEED)
     return found
 
 
@@ -155,7 +156,11 @@ def test_episodes_are_those_of_the_reference(tables: dict[str, Any], references:
 
 def test_excess_data_is_that_of_the_reference(tables: dict[str, Any], references: dict[str, Reference]) -> None:
     for run, reference in references.items():
-        rows = {row["broker"]: row for row in tables["brokers"] if row["run"] == run}
+        found = [row for row in tables["brokers"] if row["run"] == run]
+        rows = {row["broker"]: row for row in found if row["carried_messages"]}
+        topics = [row for row in tables["topics"] if row["run"] == run]
+        for name in ("carried_messages", "excess_messages"):
+            assert sum(row[name] for row in topics) == sum(row[name] for row in rows.values())
         assert {name: (row["carried_messages"], row["excess_messages"]) for name, row in rows.items()} == reference.carried()
         assert rows["cloud"]["excess_share"] == 1.0, "nobody is connected there"
         assert {row["strategy"] for row in rows.values()} == {"flooding" if run == "first" else "relay"}

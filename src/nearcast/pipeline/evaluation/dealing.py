@@ -109,9 +109,11 @@ def buckets(run: int, topics: Iterable[str]) -> Numbers:
     return np.array([*(zlib.crc32(f"{run}/{name}".encode()) % BUCKETS for name in topics), 0], dtype=np.int64)
 
 
-def deal(plan: Plan, bucket: Numbers, delivered: Numbers, event: dict[str, Numbers]) -> Iterator[tuple[int, Numbers]]:
+def deal(
+    plan: Plan, bucket: Numbers, delivered: Numbers, event: dict[str, Numbers], processed: Numbers
+) -> Iterator[tuple[int, Numbers]]:
     """``part, rows`` for events in these buckets. ``event`` has ``message_id``, ``stream`` and, as :func:`hashed`,
-    ``publisher`` and ``subscriber``."""
+    ``publisher`` and ``subscriber``. Events of brokers (``processed``) belong to messages, not to flows."""
     part = plan.part_of[bucket]
     yield from _grouped(np.flatnonzero(part >= 0), part[part >= 0])
     for number in np.unique(bucket[part < 0]).tolist():
@@ -123,7 +125,8 @@ def deal(plan: Plan, bucket: Numbers, delivered: Numbers, event: dict[str, Numbe
         line = _places(stream, split.streams)
         column = _places(event["subscriber"][rows], split.subscribers)
         came = delivered[rows]
-        published = dict(_grouped(rows[~came], line[~came]))
+        sent = ~came & ~processed[rows]
+        published = dict(_grouped(rows[sent], line[sent]))
         deliveries = dict(_grouped(rows[came], (line * split.subscribers + column)[came]))
         for cell in range(split.flows):
             found = [each for each in (published.get(cell // split.subscribers), deliveries.get(cell)) if each is not None]

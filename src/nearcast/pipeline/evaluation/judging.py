@@ -31,7 +31,7 @@ from nearcast.pipeline.evaluation.clients import Clients
 from nearcast.pipeline.evaluation.dealing import WHOLE, Share
 from nearcast.pipeline.evaluation.histograms import NO_BUCKET, bucket
 from nearcast.pipeline.evaluation.places import FOR_EVER, LONG_AGO, Bound
-from nearcast.pipeline.evaluation.reading import ACKNOWLEDGED, DELIVERED, NONE, PUBLISHED, REFUSED, SKIPPED
+from nearcast.pipeline.evaluation.reading import ACKNOWLEDGED, DELIVERED, NONE, PROCESSED, PUBLISHED, REFUSED, SKIPPED
 from nearcast.recording.schema import arrow
 
 Numbers = npt.NDArray[Any]
@@ -55,6 +55,8 @@ class Run:
     clients: Clients
     places: dict[str, list[tuple[int, int, int]]]
     """By client: ``from_ns, until_ns, site``."""
+    processed: bool = False
+    """Whether its brokers recorded what they processed."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,10 @@ class Part:
     def __init__(self, events: Table, question: Question, share: Share = WHOLE) -> None:
         self.question = question
         self.share = share
+        of_brokers = events["kind"].to_numpy() == PROCESSED
+        self.processed = events.filter(of_brokers) if of_brokers.any() else None
+        """Events of brokers, if there are any: they are of no flow, and count in :mod:`carrying` alone."""
+        events = events if self.processed is None else events.filter(~of_brokers)
         for name in ("kind", "run", "message_id", "sequence", "sent_ns", "received_ns", "stream", "qos", "size_bytes"):
             setattr(self, name, events[name].to_numpy())
         self.retained = events["retained"].to_numpy().astype(np.bool_)
@@ -351,7 +357,8 @@ def judge(events: Table, question: Question, share: Share = WHOLE) -> dict[str, 
     flows = _flow_table(part, causes)
     episodes, by_topic = _episodes(part)
     found = {"sums": _sums(part, flows), "time": _time(part, losses)}
-    sums, cells = topics.sums(part, flows, by_topic)
+    carried = carrying.carried(part)
+    sums, cells = topics.sums(part, flows, by_topic, carried)
     if share == WHOLE:
         found["topics"] = topics.table(question, sums, cells)
     else:
@@ -360,7 +367,7 @@ def judge(events: Table, question: Question, share: Share = WHOLE) -> dict[str, 
         found |= {"flows": flows, "losses": losses, "episodes": episodes}
         found |= {"sites": _sites(part), "heard": losing.heard(part)}
     if share.messages:
-        found |= {"brokers": carrying.brokers(part), "refusals": _refusals(part)}
+        found |= {"brokers": carrying.brokers(part, carried), "refusals": _refusals(part)}
     return found
 
 

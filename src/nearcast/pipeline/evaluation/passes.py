@@ -124,7 +124,8 @@ class Passes:
         for number, (name, (start_ns, end_ns)) in enumerate(zip(names, times, strict=True)):
             cutoff_ns = end_ns - self._wanted.settle_ns
             clients = Clients(events[number])
-            runs.append(Run(name, start_ns, end_ns, cutoff_ns, number in linked, clients, places[name]))
+            processed = any(number in survey.processed for survey in surveys)
+            runs.append(Run(name, start_ns, end_ns, cutoff_ns, number in linked, clients, places[name], processed))
         shared = sum(run.clients.shared for run in runs)
         if shared:
             self.notes.append(f"{shared:,} shared subscriptions: nobody is expected to get what one of a group gets")

@@ -8,7 +8,7 @@ and NumPy, not Spark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from nearcast.pipeline.evaluation.inputs import Inputs
 
 MESSAGE_KINDS = ("published", "acknowledged", "refused", "skipped", "delivered")
-PUBLISHED, ACKNOWLEDGED, REFUSED, SKIPPED, DELIVERED = range(5)
+PUBLISHED, ACKNOWLEDGED, REFUSED, SKIPPED, DELIVERED, PROCESSED = range(6)
+_NARROW_KINDS = (*MESSAGE_KINDS, "processed")
 CONNECTION_KINDS = ("connected", "subscribed", "disconnected", "unconnected")
 
 ROWS_PER_PIECE = 400_000
@@ -152,6 +153,9 @@ class Survey:
 
     connections: list[dict[str, Any]]
 
+    processed: set[int] = field(default_factory=set)
+    """Runs whose brokers recorded what they processed."""
+
     loads: bytes = b""
     """How many events of messages are deliveries, and how many not, by bucket of topics: 64-bit numbers, two for each."""
 
@@ -177,7 +181,10 @@ def survey(pieces: Iterable[Piece], *, ways: bool) -> Survey:
         delivered = np.array([name == "delivered" for name in known] + [False])[kind]
         topic, topics = coded(table["topic"])
         bucket = dealing.buckets(run, topics.to_pylist())[topic]
-        loads += np.bincount((2 * bucket + delivered)[is_message], minlength=len(loads))
+        processed = np.array([name == "processed" for name in known] + [False])[kind]
+        if processed.any():
+            found.processed.add(run)
+        loads += np.bincount((2 * bucket + delivered)[is_message | processed], minlength=len(loads))
         if ways and is_message.any():
             longer = pc.greater(pc.list_value_length(table["path"]), 1).to_numpy()
             if (longer & delivered).any():
@@ -220,7 +227,8 @@ def deal(pieces: Iterable[Piece], plan: dealing.Plan) -> Iterator[tuple[int, byt
             codes, names = text[name]
             event[name] = dealing.hashed(names.to_pylist())[codes]
         bucket = dealing.buckets(run, topics.to_pylist())[topic]
-        for number, chosen in dealing.deal(plan, bucket, narrow["kind"] == DELIVERED, event):
+        kind = narrow["kind"]
+        for number, chosen in dealing.deal(plan, bucket, kind == DELIVERED, event, kind == PROCESSED):
             arrays = {name: pyarrow.array(values[chosen]) for name, values in narrow.items()}
             arrays |= {name: _compact(codes[chosen], names) for name, (codes, names) in text.items()}
             batch = pyarrow.record_batch(arrays)
@@ -243,7 +251,7 @@ def gathered(batches: Iterable[bytes]) -> Any:
 def _narrow(run: int, table: Any) -> tuple[dict[str, Numbers], dict[str, tuple[Numbers, Any]]]:
     """Numbers without gaps, and text as numbers; only of events of messages."""
     code, kinds = coded(table["kind"])
-    places = [MESSAGE_KINDS.index(name) if name in MESSAGE_KINDS else -1 for name in kinds.to_pylist()]
+    places = [_NARROW_KINDS.index(name) if name in _NARROW_KINDS else -1 for name in kinds.to_pylist()]
     kind = np.array([*places, -1], dtype=np.int8)[code]
     chosen = kind >= 0
     if not chosen.all():

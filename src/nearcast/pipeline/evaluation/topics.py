@@ -14,13 +14,15 @@ from nearcast.pipeline.evaluation.reading import PUBLISHED
 from nearcast.recording.schema import arrow
 
 if TYPE_CHECKING:
+    from nearcast.pipeline.evaluation.carrying import Carried
     from nearcast.pipeline.evaluation.judging import Numbers, Part, Question, Table
 
 _COUNTS = ("expected", "deliveries", "lost", "duplicates", "out_of_order", "retained", "bytes", "late")
+_CARRIED = ("carried_messages", "excess_messages")
 _LARGEST = ("bound_ns", "longest_ms", "max_ns")
 
 
-def sums(part: Part, flows: Table, episodes: dict[str, Numbers]) -> tuple[Table, Table]:
+def sums(part: Part, flows: Table, episodes: dict[str, Numbers], carried: Carried) -> tuple[Table, Table]:
     """By run and topic: sums; and counts of latencies by bucket."""
     from nearcast.pipeline.evaluation.judging import amount, combined, count, factors, total
 
@@ -44,6 +46,8 @@ def sums(part: Part, flows: Table, episodes: dict[str, Numbers]) -> tuple[Table,
         "episodes": total(topic, topics, episodes["episodes"]),
         "violation_ms": amount(topic, topics, episodes["violation_ms"]),
         "longest_ms": longest,
+        "carried_messages": count(topic[part.message_stream[carried.message]], topics),
+        "excess_messages": count(topic[part.message_stream[carried.message[carried.vain]]], topics),
     }
     cells, at = part.cells(of_row)
     chosen = {name: cells[name] for name in ("bucket", "samples", "latency_ms", "min_ns", "max_ns")}
@@ -82,7 +86,10 @@ def table(question: Question, sums: Table, cells: Table) -> Table:
             **{name: optional(each, ~np.isnan(each)) for name, each in latency.items()},
             "violations": optional(values["violations"], judged),
             "violation_ratio": optional(values["violations"] / np.maximum(bounded, 1), judged & (bounded > 0)),
-            **{name: values[name] for name in ("episodes", "violation_ms", "longest_ms")},
+            **{name: values[name] for name in ("episodes", "violation_ms", "longest_ms", *_CARRIED)},
+            "excess_share": optional(
+                values["excess_messages"] / np.maximum(values["carried_messages"], 1), values["carried_messages"] > 0
+            ),
         }
     )
     # A topic that was only skipped, refused or acknowledged is none that anything is known about.

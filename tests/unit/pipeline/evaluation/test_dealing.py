@@ -36,7 +36,7 @@ def dealt(
         "subscriber": dealing.hashed(f"subscriber-{each}" for each in range(subscribers))[subscriber],
     }
     parts: dict[int, list[int]] = defaultdict(list)
-    for part, chosen in dealing.deal(plan, bucket, came, event):
+    for part, chosen in dealing.deal(plan, bucket, came, event, np.zeros(len(rows), dtype=np.bool_)):
         parts[part] += chosen.tolist()
     columns = {"stream": topic * publishers + publisher, "message": message, "subscriber": subscriber, "topic": topic}
     return plan, columns, parts
