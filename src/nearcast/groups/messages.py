@@ -11,6 +11,7 @@ Refuse   broker → broker   I do not lead (now); this one might
 Update   leader → member   what changed in the view
 Notice   leader → member   I follow another leader from now on; you decide for yourself
 Leave    member → leader   I am no longer yours
+Report   member → leader   messages that came here since the last one, for somebody and for nobody (adaptive thresholds only)
 ======== ================= ==============================================================================================
 
 A leader join takes Ask, Answer and Join, a member join Notice and Join, as the paper counts (section IV-A); Welcome, Update
@@ -34,6 +35,7 @@ REFUSE: Final = 5
 UPDATE: Final = 6
 NOTICE: Final = 7
 LEAVE: Final = 8
+REPORT: Final = 9
 
 # Verdicts of an Answer.
 YOU_LEAD: Final = 1
@@ -181,6 +183,18 @@ class Leave(Message):
         return _encode((LEAVE, self.number))
 
 
+class Report(Message):
+    """Counts since the last report; one that is lost is missing from both, which changes no share."""
+
+    def __init__(self, correct: int, redundant: int) -> None:
+        super().__init__(REPORT, 0)
+        self.correct = correct
+        self.redundant = redundant
+
+    def encode(self) -> bytes:
+        return _encode((REPORT, 0, self.correct, self.redundant))
+
+
 _Members = list[tuple[str, str, int]]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -192,6 +206,8 @@ _decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, float]
 _decode_update: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, float, float, _Members, list[str]]).decode
 _decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, float]).decode
 _decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
+
+_decode_report: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int]).decode
 
 
 def decode(content: bytes) -> Message:
@@ -228,4 +244,9 @@ def _decoded(content: bytes) -> Message:
         return Notice(leader, address, threshold_ms)
     if kind == LEAVE:
         return Leave(_decode_leave(content)[1])
+    if kind == REPORT:
+        _, _, correct, redundant = _decode_report(content)
+        if correct < 0 or redundant < 0:
+            raise ValueError("no message about groups: a report counts from 0")
+        return Report(correct, redundant)
     raise ValueError(f"no message about groups: kind {kind}")

@@ -1,0 +1,127 @@
+"""The rules past the paper that a broker may follow, each switchable: its group's own threshold, and going where its messages
+come from.
+
+Sits beside a broker's :class:`~nearcast.groups.formation.Formation`: whoever disseminates messages counts them here, this has
+members report to their leader, has the leader's thresholds follow the sum
+(:class:`~nearcast.groups.thresholds.AdaptiveThresholds`), and has the formation go over to another leader when
+:class:`~nearcast.groups.flows.Flows` says so. The paper's definitions hold: a message is *correct* at a broker that has a
+subscriber for it or whose client published it, and *redundant* at any other.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Final
+
+from nearcast.groups.flows import Flows
+from nearcast.groups.formation import Formation
+from nearcast.groups.messages import Message, Report
+from nearcast.groups.thresholds import Thresholds
+
+FOREVER: Final = math.inf
+
+REPORT_S: Final = 5.0
+"""How often counts are added up and members report."""
+
+MAX_COUNT: Final = 1 << 48
+"""More messages than this in a report are somebody's mistake."""
+
+
+class Adaptation:
+    """See the module. ``flows``: none without flow-aware membership. What it wants to be sent comes from :meth:`take_outgoing`
+    and is sent like the formation's; a :class:`~nearcast.groups.messages.Report` that arrives goes to :meth:`reported`."""
+
+    def __init__(
+        self,
+        formation: Formation,
+        thresholds: Thresholds,
+        flows: Flows | None,
+        *,
+        adaptive: bool,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        self.flows = flows
+        self.adaptive = adaptive
+        self.correct = 0
+        """Broadcast messages since the start that somebody here wanted or published,"""
+        self.redundant = 0
+        """and that nobody did."""
+        self._formation = formation
+        self._thresholds = thresholds
+        self._told_correct = 0
+        self._told_redundant = 0
+        self._outgoing: list[tuple[str, Message]] = []
+        self._leader = formation.name
+        self._group: set[str] = {formation.name}
+        self._due_at = now + REPORT_S * rng.random() if adaptive or flows is not None else FOREVER
+
+    # --- what whoever disseminates says ---------------------------------------------------------------------------------
+
+    def published(self) -> None:
+        """A client of this broker published a message."""
+        self.correct += 1
+
+    def arrived(self, wanted: bool, relayed_by: str) -> None:
+        """A message of another broker came, for the first time; ``relayed_by``: the leader that brought it to the cloud, empty
+        if it was flooded in the group."""
+        if not wanted:
+            self.redundant += 1
+            return
+        self.correct += 1
+        if self.flows is not None:
+            self.flows.relevant(relayed_by)
+
+    # --- what the driver says -------------------------------------------------------------------------------------------
+
+    def regrouped(self, now: float) -> None:
+        """The formation had changes."""
+        formation = self._formation
+        leader = formation.leader
+        if self.flows is not None and leader != self._leader:
+            self.flows.belongs_to(leader, now)
+        if self.adaptive:
+            group = set(formation.view.members)
+            if leader != formation.name:
+                self._thresholds.followed(formation.view.join_ms, now)
+            elif group != self._group or leader != self._leader:
+                self._thresholds.regrouped(now)
+            self._group = group
+            if leader != self._leader:
+                # What came before belongs to the former group.
+                self._told_correct, self._told_redundant = self.correct, self.redundant
+        self._leader = leader
+
+    def reported(self, sender: str, report: Report, now: float) -> None:
+        """A member says what came there."""
+        formation = self._formation
+        if self.adaptive and formation.leads and sender in formation.view.members:
+            self._thresholds.observed(min(report.correct, MAX_COUNT), min(report.redundant, MAX_COUNT), now)
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+        if now < self._due_at:
+            return
+        self._due_at = now + REPORT_S
+        formation = self._formation
+        if self.adaptive:
+            correct, redundant = self.correct - self._told_correct, self.redundant - self._told_redundant
+            self._told_correct, self._told_redundant = self.correct, self.redundant
+            if formation.leads:
+                self._thresholds.observed(correct, redundant, now)
+            elif correct or redundant:
+                self._outgoing.append((formation.leader, Report(correct, redundant)))
+        if self.flows is not None and not formation.leads:
+            leader = self.flows.preferred(now)
+            if leader:
+                formation.join(leader, now)
+
+    def next_deadline(self) -> float:
+        """When :meth:`tick` is needed next."""
+        return self._due_at
+
+    def take_outgoing(self) -> list[tuple[str, Message]]:
+        """What is to be sent to whom."""
+        taken, self._outgoing = self._outgoing, []
+        return taken
