@@ -86,7 +86,7 @@ class ClientMachine:
         self.response_information: str | None = None
         self._authentication = authentication
         self._version = settings.version
-        self._identifiers = PacketIdentifiers()
+        self._identifiers = PacketIdentifiers(settings.max_packet_identifier)
         self._outgoing = OutgoingMessages(self._identifiers, settings.max_waiting)
         self._publishes = PublishEncoder(settings)
         self._incoming = IncomingMessages(settings)
@@ -337,6 +337,9 @@ class ClientMachine:
         """Bring the session onto the new connection (section 4.4)."""
         self._outgoing.opened(min(self.limits.receive_maximum, self.settings.max_inflight))
         if session_present:
+            if self.settings.releases_forgotten and not self._connected_before:
+                for packet_id in range(1, self.settings.max_packet_identifier + 1):
+                    self._send(PubRel(packet_id), now)
             for release in self._outgoing.resume():
                 self._send(release, now)
         else:

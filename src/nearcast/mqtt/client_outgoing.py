@@ -30,18 +30,20 @@ class Outgoing:
 
 
 class PacketIdentifiers:
-    """Packet identifiers 1 to 65,535 in use by this side: shared by PUBLISH, SUBSCRIBE and UNSUBSCRIBE (section 2.2.1)."""
+    """Packet identifiers from 1 on in use by this side: shared by PUBLISH, SUBSCRIBE and UNSUBSCRIBE (section 2.2.1)."""
 
-    def __init__(self) -> None:
+    def __init__(self, highest: int = 65_535) -> None:
         self._in_use: set[int] = set()
+        self._highest = highest
         self._last = 0
 
     def take(self) -> int:
-        if len(self._in_use) >= 65_535:
-            raise LocalProtocolError("all 65,535 packet identifiers are in use: wait for acknowledgements")
+        highest = self._highest
+        if len(self._in_use) >= highest:
+            raise LocalProtocolError(f"all {highest:,} packet identifiers are in use: wait for acknowledgements")
         candidate = self._last
         while True:
-            candidate = candidate + 1 if candidate < 65_535 else 1
+            candidate = candidate + 1 if candidate < highest else 1
             if candidate not in self._in_use:
                 break
         self._last = candidate

@@ -1,0 +1,551 @@
+"""The way to the cloud: one broker's session at an MQTT broker that knows nothing of fabrics.
+
+:class:`Cloud` is a pure machine over the client machine (:mod:`nearcast.mqtt.client_machine`). It owns the connection and its
+repetition, the subscriptions that the group needs there, the window of messages that are on their way, and the markers. It
+refuses to know groups, leaders, members and who gets what: that is its owner's (:class:`CloudOwner`), which says what is
+wanted and is told what happened.
+
+States and what moves them::
+
+    idle ──want()──► waiting ──time──► dialling ──opened()──► greeting ──CONNACK──► connected
+      ▲                 ▲                  │dial_failed()         │ refused, lost       │ lost(), an error
+      │                 └──────────────────┴──────────────────────┴─────────────────────┤
+      └──────────────────────── not wanted, and nothing left to confirm ────────────────┘
+
+What holds whatever happens:
+
+- *Nothing is acknowledged before it is safe.* All output goes through ``push_held`` of a
+  :class:`~nearcast.mqtt.connection.Connection`, so that PUBACK and PUBREC of what arrived wait for the journal.
+- *The session stays.* It has the same client identifier for ever and no clean start, so the cloud keeps messages for us while
+  we are away. ``connected(session_kept)`` says whether it did. The client machine is not kept over a restart: messages have an
+  identity of their own that tells repetitions, and packet identifiers that an earlier process may have left half-way are
+  released first (:attr:`~nearcast.mqtt.client_events.ClientSettings.releases_forgotten`).
+- *Subscriptions are made before others are given up*, so that going from ``a/b`` to ``a/#`` and back misses nothing.
+- *A marker* is a message to ourselves. When it is back, all that the cloud took before it and had for us is here.
+
+Contract for the driver: after every call let out what the connection has, ask :meth:`Cloud.wants_dial`, and call
+:meth:`Cloud.tick` at :meth:`Cloud.next_deadline`. The owner may call any method from within its callbacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+from typing import Final, Protocol
+
+from nearcast.config import Limits
+from nearcast.errors import LocalProtocolError, RequestRefused
+from nearcast.fabric.cloud_copies import Copies, Echoes
+from nearcast.fabric.cloud_subscriptions import CloudSubscriptions
+from nearcast.fabric.envelopes import Envelopes
+from nearcast.fabric.identities import Identity
+from nearcast.fabricconfig import Groups
+from nearcast.mqtt.access import Peer as TransportPeer
+from nearcast.mqtt.client_events import (
+    ClientSettings,
+    Connected,
+    Disconnected,
+    MessageReceived,
+    PublishCompleted,
+    Refused,
+    SubscribeCompleted,
+    UnsubscribeCompleted,
+)
+from nearcast.mqtt.client_machine import CLOSED, CONNECTED, ClientMachine
+from nearcast.mqtt.client_reconnection import Backoff, Reconnection, is_final, is_temporary
+from nearcast.mqtt.connection import Connection
+from nearcast.mqtt.effects import Effects
+from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Publish
+from nearcast.mqtt.publication import Publication
+from nearcast.mqtt.records import Fields, blob, number
+
+NEVER: Final = float("inf")
+
+WINDOW_MESSAGES: Final = 1_000
+WINDOW_MESSAGES_3_1_1: Final = 100
+WINDOW_BYTES: Final = 4_194_304
+"""Messages on their way to the cloud that it has not acknowledged. A 3.1.1 server cannot say how many it takes."""
+
+MAX_PACKET_IDENTIFIER: Final = 2_048
+"""Enough for the window and for requests, and few enough to release them all after a crash."""
+
+OUTPUT_BYTES: Final = 16_777_216
+"""Bytes kept for a cloud that takes them too slowly; as of a link."""
+
+SESSION_SECONDS: Final = 86_400
+"""How long the cloud is asked to keep the session of a broker that is away: as long as other brokers keep its messages."""
+
+KEEP_ALIVE_SECONDS: Final = 10
+PING_TIMEOUT_SECONDS: Final = 5.0
+BACKOFF: Final = Backoff(initial_seconds=0.25, max_seconds=10.0)
+
+PACKET_OVERHEAD_BYTES: Final = 65_536
+"""What a packet of the cloud may be longer than one of a client: identities come on top."""
+
+MAX_NEWS: Final = 64
+
+
+class CloudOwner(Protocol):
+    """Who uses a :class:`Cloud`."""
+
+    def connected(self, session_kept: bool, now: float) -> None:
+        """There is a connection. ``session_kept``: the cloud still had our session, and has for us what came meanwhile."""
+
+    def lost(self, now: float) -> None:
+        """There is none any more. What was relayed and not confirmed goes out again with the next one."""
+
+    def arrived(self, publication: Publication, identity: Identity | None, now: float) -> None:
+        """A message came; one without an identity was published at the cloud by somebody else's client."""
+
+    def control(self, topic: str, payload: bytes, now: float) -> None:
+        """Something came on one of the topics brokers talk on."""
+
+    def subscribed(self, version: int, now: float) -> None:
+        """The cloud has all subscriptions of this version of the filters."""
+
+    def relayed(self, token: int, accepted: bool, now: float) -> None:
+        """The cloud has a message, or never will."""
+
+    def marked(self, token: int, now: float) -> None:
+        """A marker is back."""
+
+
+class _Relaying:
+    """A message on its way to the cloud."""
+
+    def __init__(self, token: int, message: Publish, size: int, now: float) -> None:
+        self.token = token
+        self.message = message
+        self.size = size
+        self.since = now
+
+
+class Cloud:
+    """See the module. ``connected`` and ``session_kept`` are of the present connection; the rest are figures."""
+
+    def __init__(
+        self,
+        owner: CloudOwner,
+        settings: Groups,
+        name: str,
+        limits: Limits,
+        effects: Effects,
+        secret: bytes,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        self.connected = False
+        self.session_kept = False
+        #: The connection, from the moment its transport is there until that is gone.
+        self.connection: Connection | None = None
+        #: Why there is no connection, in words for people; empty while there is one or none is wanted.
+        self.problem = ""
+        self.relayed_messages = 0
+        self.relayed_bytes = 0
+        self.unconfirmed_bytes = 0
+        self.refused_messages = 0
+        self.expired_messages = 0
+        self.dropped_messages = 0
+        self.arrived_messages = 0
+        self.echoes = 0
+        self.copies = 0
+        self.connects = 0
+        #: How long the cloud takes to confirm a message, smoothed; 0 before the first.
+        self.confirm_ms = 0.0
+        self._owner = owner
+        self._settings = settings
+        self._limits = limits
+        self._effects = effects
+        self._version = MQTT_5 if settings.cloud_version == "5" else MQTT_3_1_1
+        self._address = settings.cloud or ""
+        self.machine = ClientMachine(client_settings(settings, name, limits))
+        self._envelopes = Envelopes(secret, self._version)
+        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5)
+        self._echoes = Echoes()
+        self._copies = Copies()
+        self._attempts = Reconnection(BACKOFF, rng)
+        self._wanted = False
+        self._dialling = False
+        self._dial_at = NEVER
+        self._acting = False
+        self._relaying: dict[int, _Relaying] = {}
+        self._prefix = settings.prefix + "/"
+        self._marks_topic = marks_topic(settings, name)
+        self._marks: dict[int, None] = {}
+        self._marks_key = hmac.digest(secret, b"nearcast markers at the cloud", hashlib.sha256)
+        # Markers of an earlier process of this broker may still come back.
+        self._marks_nonce = rng.getrandbits(64).to_bytes(8, "big")
+        self._news: list[tuple[bool, str]] = []
+        self._subscriptions.control({self._marks_topic: (1, False), leaders_topic(settings, settings.region): (0, True)})
+
+    def set_password(self, password: bytes | None) -> None:
+        """What the connections from now on say."""
+        self.machine.settings.password = password
+
+    # --- the connection -------------------------------------------------------------------------------------------------
+
+    def want(self, wanted: bool, now: float) -> None:
+        """Whether there is to be a connection. One that is not wanted ends once all that was relayed is confirmed."""
+        if wanted and not self._wanted and self._dial_at == NEVER:
+            self._dial_at = now
+        self._wanted = wanted
+        self._act(now)
+
+    @property
+    def state(self) -> str:
+        """In a word, for people."""
+        if self.connected:
+            return "connected"
+        if self.connection is not None or self._dialling:
+            return "connecting"
+        return "waiting" if self._needed() else "idle"
+
+    def _needed(self) -> bool:
+        return self._wanted or self.machine.unacknowledged > 0 or bool(self._marks)
+
+    def wants_dial(self, now: float) -> bool:
+        """Whether the driver is to connect now; it is answered by :meth:`opened` or :meth:`dial_failed`."""
+        if self._dialling or self.connection is not None or self._dial_at > now or not self._needed():
+            return False
+        self._dialling = True
+        return True
+
+    def opened(self, handle: object, now: float) -> Connection:
+        """The transport is there."""
+        self._dialling = False
+        connection = Connection(self._effects, TransportPeer(self._address, "cloud"), handle, now, self._limits)
+        connection.max_output_bytes = max(connection.max_output_bytes, OUTPUT_BYTES)
+        self.connection = connection
+        self.machine.connect(now)
+        self._act(now)
+        return connection
+
+    def dial_failed(self, now: float, reason: str = "nobody answers there") -> None:
+        """Nobody answered. It is tried again, less and less often."""
+        self._dialling = False
+        self._try_again(reason, now)
+
+    def _try_again(self, reason: str, now: float) -> None:
+        self._dial_at = now + self._attempts.next_delay_seconds()
+        self._tell(False, reason)
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Bytes arrived."""
+        self.machine.receive(data, now)
+        self._act(now)
+
+    def writable(self, now: float) -> None:
+        """The transport has room again."""
+        connection = self.connection
+        if connection is not None:
+            connection.congested = False
+            connection.starved = False
+            connection.touch()
+
+    def lost(self, now: float, reason: str = "the connection was lost") -> None:
+        """The transport is gone."""
+        connection = self.connection
+        if connection is None:
+            return
+        self.machine.lose(now, reason)
+        self._act(now)
+        self.connection = None
+        connection.out = []
+        connection.held = None
+        connection.out_bytes = 0
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+        self.machine.tick(now)
+        self._act(now)
+
+    def next_deadline(self) -> float:
+        """When :meth:`tick`, or a look at :meth:`wants_dial`, is needed next."""
+        if self.connection is not None:
+            return self.machine.next_deadline()
+        return self._dial_at if not self._dialling and self._needed() else NEVER
+
+    def take_news(self) -> list[tuple[bool, str]]:
+        """Connections that came (true) and what went wrong (false) since the last call, for logs."""
+        taken = self._news
+        if taken:
+            self._news = []
+        return taken
+
+    def _tell(self, up: bool, text: str) -> None:
+        repeated = text == self.problem
+        self.problem = "" if up else text
+        if (up or not repeated) and len(self._news) < MAX_NEWS:
+            self._news.append((up, text))
+
+    # --- what is wanted -------------------------------------------------------------------------------------------------
+
+    def listen(self, topics: set[str], now: float) -> None:
+        """The topics on which other brokers are heard (:func:`leaders_topic`); at first those of our own region."""
+        wanted: dict[str, tuple[int, bool]] = {self._marks_topic: (1, False)}
+        for topic in topics:
+            wanted[topic] = (0, True)
+        self._subscriptions.control(wanted)
+        self._act(now)
+
+    def set_filters(self, filters: dict[str, int] | set[str], version: int, now: float) -> None:
+        """The subscriptions that are wanted from now on, with their QoS; :meth:`CloudOwner.subscribed` follows, perhaps from
+        within this call. Filters need not be collapsed."""
+        wanted = filters if isinstance(filters, dict) else dict.fromkeys(filters, 2)
+        self._subscriptions.set_filters(wanted, version)
+        self._act(now)
+
+    @property
+    def refused_filters(self) -> list[str]:
+        """Subscriptions that the cloud does not allow."""
+        return list(self._subscriptions.refused)
+
+    # --- messages -------------------------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether another message may be relayed now. To be asked again after every event."""
+        connection = self.connection
+        return (
+            self.connected
+            and connection is not None
+            and connection.has_room()
+            and self.machine.unacknowledged < self.machine.settings.max_inflight
+            and self.unconfirmed_bytes < WINDOW_BYTES
+        )
+
+    def relay(self, publication: Publication, index: int, identity: Identity, token: int, now: float) -> None:
+        """Publish one of a publication's messages at the cloud. :meth:`CloudOwner.relayed` follows once the cloud has it: from
+        within this call at QoS 0, and for what can never be sent."""
+        limits = self.machine.limits
+        if publication.expired(now):
+            self.expired_messages += 1
+            self._owner.relayed(token, True, now)
+            return
+        qos = min(publication.qos, limits.maximum_qos)
+        message = self._envelopes.put(publication, index, identity, qos, publication.retain and limits.retain_available, now)
+        if message.topic.startswith(self._prefix):
+            self._refuse(token, now)  # only brokers speak there
+            return
+        if qos == 0 and not self.connected:
+            self.dropped_messages += 1
+            self._owner.relayed(token, False, now)
+            return
+        try:
+            number_here = self.machine.publish(message, now)
+        except (RequestRefused, LocalProtocolError):
+            self._refuse(token, now)
+            return
+        size = len(message.topic) + len(message.payload)
+        self.relayed_messages += 1
+        self.relayed_bytes += size
+        self._expect_echo(message, now)
+        if qos == 0:
+            self._owner.relayed(token, True, now)
+        else:
+            self._relaying[number_here] = _Relaying(token, message, size, now)
+            self.unconfirmed_bytes += size
+        self._act(now)
+
+    def _refuse(self, token: int, now: float) -> None:
+        self.refused_messages += 1
+        self._owner.relayed(token, False, now)
+
+    def _expect_echo(self, message: Publish, now: float) -> None:
+        # MQTT 5 has No Local for this.
+        if self._version != MQTT_5 and self._subscriptions.matches(message.topic):
+            self._echoes.expect(message.topic, message.payload, now)
+
+    def publish(self, topic: str, payload: bytes, now: float) -> None:
+        """Say something to other brokers, at QoS 0; nothing happens without a connection."""
+        if self.connected:
+            try:
+                self.machine.publish(Publish(topic, payload), now)
+            except RequestRefused:
+                self.refused_messages += 1
+            self._act(now)
+
+    # --- markers --------------------------------------------------------------------------------------------------------
+
+    def mark(self, token: int, now: float) -> None:
+        """Send a marker; :meth:`CloudOwner.marked` follows when it is back. It waits for a connection, and is sent again with
+        each: one that is back was sent after this call in any case."""
+        self._marks[token] = None
+        if self.connected:
+            self._send_mark(token, now)
+            self._act(now)
+
+    def _send_mark(self, token: int, now: float) -> None:
+        said = blob(self._marks_nonce) + number(token)
+        payload = hmac.digest(self._marks_key, said, hashlib.sha256)[:16] + said
+        self.machine.publish(Publish(self._marks_topic, payload, min(1, self.machine.limits.maximum_qos)), now)
+
+    def _marked(self, payload: bytes, now: float) -> None:
+        said = payload[16:]
+        if not hmac.compare_digest(payload[:16], hmac.digest(self._marks_key, said, hashlib.sha256)[:16]):
+            return
+        fields = Fields(b"\x00" + said)
+        if fields.blob() != self._marks_nonce:
+            return
+        token = fields.number()
+        if token in self._marks:
+            del self._marks[token]
+            self._owner.marked(token, now)
+
+    # --- the machine ----------------------------------------------------------------------------------------------------
+
+    def _act(self, now: float) -> None:
+        """What follows every call into the client machine: its events, its output."""
+        if self._acting:
+            return  # the owner called from within a callback: the loop below sees to it
+        self._acting = True
+        try:
+            machine = self.machine
+            while True:
+                events = machine.take_events()
+                for event in events:
+                    self._handle(event, now)
+                if machine.state == CONNECTED:
+                    for version in self._subscriptions.pump(now):
+                        self._owner.subscribed(version, now)
+                    if not self._needed() and not self._subscriptions.waiting:
+                        machine.disconnect(now)
+                if not events:
+                    break
+            self._let_out()
+        finally:
+            self._acting = False
+
+    def _let_out(self) -> None:
+        connection = self.connection
+        output = self.machine.take()
+        if connection is None:
+            return
+        if output:
+            connection.push_held(output[0] if len(output) == 1 else b"".join(output))
+        if self.machine.state == CLOSED and not connection.closing:
+            connection.closing = True
+            connection.touch()
+
+    def _handle(self, event: object, now: float) -> None:
+        if isinstance(event, MessageReceived):
+            self._arrived(event.message, now)
+        elif isinstance(event, PublishCompleted):
+            self._confirmed(event, now)
+        elif isinstance(event, SubscribeCompleted):
+            self._subscriptions.subscribed(event)
+            self._copies.clear()
+        elif isinstance(event, UnsubscribeCompleted):
+            self._subscriptions.unsubscribed(event)
+            self._copies.clear()
+        elif isinstance(event, Connected):
+            self._greeted(event, now)
+        elif isinstance(event, Refused):
+            # What will not pass by itself is tried all the same, rarely: somebody may put it right at the cloud.
+            if not is_temporary(event.reason_code):
+                self._attempts.attempt = max(self._attempts.attempt, 6)
+            self._try_again(event.message, now)
+        elif isinstance(event, Disconnected):
+            self._ended(event, now)
+
+    def _greeted(self, event: Connected, now: float) -> None:
+        self.connected = True
+        self.connects += 1
+        self.session_kept = event.session_present
+        self._attempts.connected(now)
+        self._tell(True, "")
+        if event.session_present:
+            # What was in flight went out again, and an echo may come for each time.
+            for relaying in self._relaying.values():
+                if relaying.message.qos == 1:
+                    self._expect_echo(relaying.message, now)
+        else:
+            self._echoes.clear()
+            self._copies.clear()
+        self._subscriptions.greeted(event.session_present, event.limits)
+        for token in self._marks:
+            self._send_mark(token, now)
+        self._owner.connected(event.session_present, now)
+
+    def _ended(self, event: Disconnected, now: float) -> None:
+        was_connected, self.connected = self.connected, False
+        self._attempts.lost(now)
+        if self._needed():
+            if is_final(event):
+                self._attempts.attempt = max(self._attempts.attempt, 6)
+            self._try_again(event.message, now)
+        else:
+            self._dial_at = NEVER
+        if was_connected:
+            self._owner.lost(now)
+
+    def _confirmed(self, event: PublishCompleted, now: float) -> None:
+        relaying = self._relaying.pop(event.token, None)
+        if relaying is None:
+            return  # a marker
+        self.unconfirmed_bytes -= relaying.size
+        accepted = event.reason_code < 0x80
+        if accepted:
+            took_ms = (now - relaying.since) * 1e3
+            self.confirm_ms = took_ms if self.confirm_ms == 0.0 else self.confirm_ms + 0.125 * (took_ms - self.confirm_ms)
+        else:
+            self.refused_messages += 1
+        self._owner.relayed(relaying.token, accepted, now)
+
+    def _arrived(self, message: Publish, now: float) -> None:
+        topic = message.topic
+        if topic.startswith(self._prefix):
+            if topic == self._marks_topic:
+                self._marked(message.payload, now)
+            else:
+                self._owner.control(topic, message.payload, now)
+            return
+        identifiers = None if message.properties is None else message.properties.subscription_identifiers
+        publication, identity = self._envelopes.take(message, now)
+        if identity is None:
+            if self._version != MQTT_5:
+                if self._echoes.is_echo(topic, message.payload, now):
+                    self.echoes += 1
+                    return
+            elif identifiers is not None and self._copies.is_copy(topic, message.payload, identifiers, now):
+                self.copies += 1
+                return
+        self.arrived_messages += 1
+        self._owner.arrived(publication, identity, now)
+
+
+def client_settings(settings: Groups, name: str, limits: Limits) -> ClientSettings:
+    """How a broker of this name introduces itself at the cloud."""
+    version = MQTT_5 if settings.cloud_version == "5" else MQTT_3_1_1
+    return ClientSettings(
+        client_id=f"{settings.prefix}/{name}",
+        version=version,
+        clean_start=False,
+        keep_alive_seconds=KEEP_ALIVE_SECONDS,
+        ping_timeout_seconds=PING_TIMEOUT_SECONDS,
+        username=settings.cloud_username,
+        session_expiry_seconds=SESSION_SECONDS,
+        max_packet_bytes=limits.max_packet_bytes + PACKET_OVERHEAD_BYTES,
+        max_inflight=WINDOW_MESSAGES if version == MQTT_5 else WINDOW_MESSAGES_3_1_1,
+        max_waiting=2 * WINDOW_MESSAGES,
+        resubscribe=False,
+        max_packet_identifier=MAX_PACKET_IDENTIFIER,
+        releases_forgotten=True,
+    )
+
+
+def topic_level(name: str) -> str:
+    """A name as one level of a topic: what has a meaning there is written as in a URL."""
+    for special in "%/+#":
+        name = name.replace(special, f"%{ord(special):02X}")
+    return name
+
+
+def marks_topic(settings: Groups, name: str) -> str:
+    """Where a broker's markers go to and come from."""
+    return f"{settings.prefix}/marks/{topic_level(name)}"
+
+
+def leaders_topic(settings: Groups, region: str) -> str:
+    """Where the leaders of a region announce themselves."""
+    return f"{settings.prefix}/leaders/{region}"

@@ -1,0 +1,234 @@
+"""What one broker is subscribed to at the cloud: what it wants, what it asked for, what the cloud granted.
+
+Wanted filters come as a whole, with a version; what differs from what was asked before is asked for: SUBSCRIBEs first, then
+UNSUBSCRIBEs, a bounded number of them unanswered at a time. A version is reached when every SUBSCRIBE that it needs is
+answered. A refused filter counts as answered, is listed in ``refused``, and is tried again on the next connection.
+
+Options of MQTT 5: No Local (we know what we published; shared subscriptions must not have it [MQTT-3.8.3-4]), Retain As
+Published (the flag means the same to our clients as to the publisher's), retained messages only for a subscription that is
+new. Filters that overlap have a subscription identifier each, made from the filter, so that copies are known as such
+(:mod:`nearcast.fabric.cloud_copies`) whichever process of this broker subscribed. A server without identifiers is asked for
+filters that do not overlap.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Final
+
+from nearcast.fabric.cloud_filters import FilterTree, collapsed, disjoint, overlapping
+from nearcast.mqtt.client_events import ServerLimits, SubscribeCompleted, UnsubscribeCompleted
+from nearcast.mqtt.client_machine import ClientMachine
+from nearcast.mqtt.packets import Properties, SubscriptionRequest
+from nearcast.mqtt.reasons import SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+from nearcast.mqtt.topics import SHARE_PREFIX
+
+MAX_REQUESTS: Final = 64
+"""SUBSCRIBEs and UNSUBSCRIBEs that wait for their answers."""
+
+MAX_FILTERS: Final = 100
+MAX_FILTER_BYTES: Final = 16_384
+"""In one request."""
+
+HIGHEST_IDENTIFIER: Final = 268_435_455
+
+
+class Terms:
+    """How a filter is subscribed to. ``identifier`` 0 is none."""
+
+    def __init__(self, qos: int, no_local: bool, identifier: int) -> None:
+        self.qos = qos
+        self.no_local = no_local
+        self.identifier = identifier
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Terms)
+            and self.qos == other.qos
+            and self.no_local == other.no_local
+            and self.identifier == other.identifier
+        )
+
+
+class _Version:
+    """A version that somebody waits for. ``last_request`` is the last SUBSCRIBE it needs; -1 while that is not sent."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.last_request = -1
+
+
+class CloudSubscriptions:
+    """See the module. ``machine`` is asked to subscribe; its answers are handed in."""
+
+    def __init__(self, machine: ClientMachine, has_options: bool) -> None:
+        """``has_options``: the cloud is spoken to in MQTT 5."""
+        self.refused: dict[str, int] = {}
+        self._machine = machine
+        self._has_options = has_options
+        self._limits = machine.limits
+        self._control: dict[str, tuple[int, bool]] = {}
+        self._filters: dict[str, int] = {}
+        self._wanted: dict[str, Terms] = {}
+        self._asked: dict[str, Terms] = {}
+        self._asked_tree = FilterTree()
+        self._outdated = True
+        self._adding: deque[str] = deque()
+        self._dropping: deque[str] = deque()
+        self._subscribing: dict[int, list[str]] = {}
+        self._unsubscribing: set[int] = set()
+        self._last_request = 0
+        self._versions: list[_Version] = []
+
+    # --- what is wanted -------------------------------------------------------------------------------------------------
+
+    def control(self, topics: dict[str, tuple[int, bool]]) -> None:
+        """The topics that brokers talk on, with QoS and No Local."""
+        self._control = topics
+        self._outdated = True
+
+    def set_filters(self, filters: dict[str, int], version: int) -> None:
+        """The filters that are wanted from now on, with their QoS."""
+        if filters != self._filters:
+            self._filters = dict(filters)
+            self._outdated = True
+        self._versions.append(_Version(version))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is to be asked for, or to be answered."""
+        return bool(self._outdated or self._adding or self._dropping or self._subscribing or self._unsubscribing)
+
+    def matches(self, topic: str) -> bool:
+        """Whether what is published there comes to us, as far as we asked for it."""
+        return self._asked_tree.matches(topic)
+
+    def _plan(self) -> None:
+        """Find out what to ask for."""
+        self._outdated = False
+        distinct = self._has_options and self._limits.subscription_identifier_available
+        filters = collapsed(self._filters)
+        if not distinct:
+            filters = disjoint(filters)
+        numbered = overlapping(filters) if distinct else set()
+        wanted: dict[str, Terms] = {}
+        for topic, (qos, no_local) in self._control.items():
+            wanted[topic] = Terms(qos, no_local, 0)
+        for topic_filter, qos in filters.items():
+            if topic_filter not in wanted and self._is_available(topic_filter):
+                identifier = identifier_of(topic_filter) if topic_filter in numbered else 0
+                wanted[topic_filter] = Terms(qos, not topic_filter.startswith(SHARE_PREFIX), identifier)
+        self._wanted = wanted
+        self._adding = deque(one for one, terms in wanted.items() if self._asked.get(one) != terms)
+        self._dropping = deque(one for one in self._asked if one not in wanted)
+
+    def _is_available(self, topic_filter: str) -> bool:
+        code = 0
+        if topic_filter.startswith(SHARE_PREFIX):
+            if not (self._has_options and self._limits.shared_subscription_available):
+                code = SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        elif not self._limits.wildcard_subscription_available and ("+" in topic_filter or "#" in topic_filter):
+            code = WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        if code:
+            self.refused[topic_filter] = code
+        return not code
+
+    # --- asking ---------------------------------------------------------------------------------------------------------
+
+    def greeted(self, session_kept: bool, limits: ServerLimits) -> None:
+        """There is a connection."""
+        self._limits = limits
+        self._outdated = True
+        for topic_filter in self.refused:
+            self._forget(topic_filter)
+        self.refused.clear()
+        if not session_kept:
+            for topic_filter in list(self._asked):
+                self._forget(topic_filter)
+            for waiting in self._versions:
+                waiting.last_request = -1
+
+    def _forget(self, topic_filter: str) -> None:
+        if self._asked.pop(topic_filter, None) is not None:
+            self._asked_tree.remove(topic_filter)
+
+    def pump(self, now: float) -> list[int]:
+        """While connected: ask for what is missing; returns the versions that are reached."""
+        if self._outdated:
+            self._plan()
+        while (self._adding or self._dropping) and len(self._subscribing) + len(self._unsubscribing) < MAX_REQUESTS:
+            if self._adding:
+                self._subscribe(now)
+            else:
+                self._unsubscribe(now)
+        if not self._versions:
+            return []
+        if not self._adding:
+            for waiting in self._versions:
+                if waiting.last_request < 0:
+                    waiting.last_request = self._last_request
+        # Answered in the order of asking or not: the oldest that is unanswered decides.
+        oldest = next(iter(self._subscribing), self._last_request + 1)
+        reached = [one.version for one in self._versions if 0 <= one.last_request < oldest]
+        if reached:
+            self._versions = [one for one in self._versions if not 0 <= one.last_request < oldest]
+        return reached
+
+    def _subscribe(self, now: float) -> None:
+        """One SUBSCRIBE: as many filters as it takes, all with the same identifier or none."""
+        requests: list[SubscriptionRequest] = []
+        names: list[str] = []
+        size = 0
+        identifier = self._wanted[self._adding[0]].identifier
+        while self._adding and len(names) < MAX_FILTERS and size < MAX_FILTER_BYTES:
+            topic_filter = self._adding[0]
+            terms = self._wanted[topic_filter]
+            if terms.identifier != identifier:
+                break
+            self._adding.popleft()
+            if self._has_options:
+                request = SubscriptionRequest(topic_filter, terms.qos, terms.no_local, True, 1)
+            else:
+                request = SubscriptionRequest(topic_filter, terms.qos)
+            requests.append(request)
+            names.append(topic_filter)
+            size += len(topic_filter)
+            self._asked[topic_filter] = terms
+            self._asked_tree.add(topic_filter)
+        properties = Properties(subscription_identifiers=[identifier]) if identifier else None
+        self._last_request = self._machine.subscribe(requests, properties, now)
+        self._subscribing[self._last_request] = names
+
+    def _unsubscribe(self, now: float) -> None:
+        names: list[str] = []
+        size = 0
+        while self._dropping and len(names) < MAX_FILTERS and size < MAX_FILTER_BYTES:
+            topic_filter = self._dropping.popleft()
+            names.append(topic_filter)
+            size += len(topic_filter)
+            self._forget(topic_filter)
+            self.refused.pop(topic_filter, None)
+        self._unsubscribing.add(self._machine.unsubscribe(names, None, now))
+
+    # --- answers --------------------------------------------------------------------------------------------------------
+
+    def subscribed(self, event: SubscribeCompleted) -> None:
+        """A SUBSCRIBE is answered."""
+        names = self._subscribing.pop(event.token, None)
+        if names is None:
+            return
+        for topic_filter, code in zip(names, event.reason_codes, strict=True):
+            if code >= 0x80:
+                self.refused[topic_filter] = code
+            else:
+                self.refused.pop(topic_filter, None)
+
+    def unsubscribed(self, event: UnsubscribeCompleted) -> None:
+        """An UNSUBSCRIBE is answered."""
+        self._unsubscribing.discard(event.token)
+
+
+def identifier_of(topic_filter: str) -> int:
+    """The subscription identifier of a filter: the same in every process."""
+    return 1 + zlib.crc32(topic_filter.encode("utf-8")) % HIGHEST_IDENTIFIER
