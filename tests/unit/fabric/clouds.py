@@ -71,12 +71,12 @@ class Leader:
         self.sequence = 0
         self.cloud = Cloud(self.owner, self.groups, name, Limits(), self.effects, SECRET, random.Random(name), 0.0)
 
-    def relay(self, topic: str, payload: bytes, qos: int = 1, now: float = 0.0, retain: bool = False, expires_at: float = 0.0) -> int:
+    def relay(self, topic: str, payload: bytes, qos: int = 1, retain: bool = False, expires_at: float = 0.0) -> int:
         """Relay a message of this broker's own; returns its token."""
         self.sequence += 1
         publication = build(topic.encode(), payload, qos, retain, b"", expires_at)
         identity = Identity(self.name, 7, self.sequence, leader=self.name)
-        self.cloud.relay(publication, 0, identity, self.sequence, now)
+        self.cloud.relay(publication, 0, identity, self.sequence, 0.0)
         return self.sequence
 
     def take(self) -> bytes:
