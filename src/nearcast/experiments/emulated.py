@@ -19,7 +19,7 @@ import msgspec
 from nearcast.emulation.control import Mode
 from nearcast.emulation.wan import Signal, Wan, WanStatus
 from nearcast.errors import ConfigError, EmulationError
-from nearcast.experiments.nodes import node_events, with_nodes
+from nearcast.experiments.nodes import Recorded, node_events, with_nodes
 from nearcast.experiments.run import Run
 from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
@@ -59,7 +59,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Question = Callable[[Wan], Awaitable[None]]
-"""What is asked of a WAN when the load is over and everything still runs."""
+"""What is asked of a WAN before the load, or when it is over and everything still runs."""
 
 
 class Listener(Protocol):
@@ -100,14 +100,17 @@ def run_emulated(
     events: str,
     mode: Mode = "auto",
     beside: Sequence[Program] = (),
+    before: Question | None = None,
     question: Question | None = None,
+    processed: bool = False,
 ) -> EmulationResult:
     """Run a scenario (its topology loaded) in real time; ``events`` names the directory of recorded events.
 
-    Its events happen at their time after all processes are ready, within milliseconds of the load's beginning. ``beside`` runs
-    as long as the load does; then ``question`` is asked.
+    Its events happen at their time after all processes are ready, within milliseconds of the load's beginning, which waits for
+    ``before``. ``beside`` runs as long as the load does; then ``question`` is asked. With ``processed``, brokers of a fabric
+    record what they process beside what clients see.
     """
-    return asyncio.run(_run(run, scenario, seed, events, mode, beside, question))
+    return asyncio.run(_run(run, scenario, seed, events, mode, beside, before, question, processed))
 
 
 async def _run(
@@ -117,7 +120,9 @@ async def _run(
     events: str,
     mode: Mode,
     beside: Sequence[Program],
+    before: Question | None,
     question: Question | None,
+    processed: bool,
 ) -> EmulationResult:
     if not expand_clients(scenario):
         raise ConfigError(f"the scenario {scenario.name} has no clients: nothing would happen on the emulated WAN")
@@ -128,7 +133,11 @@ async def _run(
     recorded, directory = run.new_events(events), run.directory(f"load/{events}")
     # Named by this process, so that two experiments may run at the same time.
     name = f"{scenario.name[:24]}-{os.getpid()}"
-    async with Wan.up(with_nodes(scenario), mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
+    recording = Recorded(directory=str(recorded.absolute()), run=run.name_of(events)) if processed else None
+    topology = with_nodes(scenario, recording)
+    async with Wan.up(topology, mode=mode, seed=seed, output=run.directory(f"wan/{events}"), name=name) as wan:
+        if before is not None:
+            await before(wan)
         async with _beside(wan, beside, directory):
             summaries = await run_load(
                 wan, scenario, happens, run, seed=seed, directory=directory, events=recorded, name=run.name_of(events)

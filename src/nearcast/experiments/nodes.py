@@ -2,10 +2,15 @@
 starts and stops.
 
 Owns nothing that runs: a topology with more processes comes out, and events. The fabric's secret is made by a process too, on
-the WAN, so that nobody has to keep one beside a scenario.
+the WAN, so that nobody has to keep one beside a scenario; so is the configuration file that brokers share, where a scenario's
+``settings`` say more than options can (``fabric``, ``limits``; ``lcm`` by broker).
 """
 
 from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -23,13 +28,27 @@ MAKER = "fabric-secret"
 
 _SECRET_FILE = f"{{data}}/../{MAKER}/secret"
 
+WRITER = "fabric-settings"
+"""The process that writes the configuration file, in the same way."""
+
+_SETTINGS_FILE = f"{{data}}/../{WRITER}/broker.toml"
+
 STOP_TIMEOUT_S = 30.0
 """A node of a fabric hands its clients over before it ends."""
 
 
-def with_nodes(scenario: Scenario) -> Topology:
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the brokers of a fabric record the messages that they process."""
+
+    directory: str
+    run: str
+    """What the run is called in their events, and in those of clients."""
+
+
+def with_nodes(scenario: Scenario, recorded: Recorded | None = None) -> Topology:
     """The scenario's topology with its nodes as processes, ahead of its own. Where one of its own has a broker's port (as a
-    check of readiness), that one is the broker: Mosquitto, or Nearcast with options."""
+    check of readiness), that one is the broker: Mosquitto, or Nearcast with options. Brokers of a fabric record
+    what they process where ``recorded`` says."""
     topology = topology_of(scenario)
     taken = {(process.host, process.ready.port) for process in expand_processes(topology).processes}
     processes: list[Process] = []
@@ -37,13 +56,14 @@ def with_nodes(scenario: Scenario) -> Topology:
     if any(broker.fabric for broker in brokers):
         home = brokers[0].host if scenario.controller is None else scenario.controller.host
         processes.append(_secret(home))
+        processes += _settings(scenario, home, recorded)
     if scenario.controller is not None:
         processes.append(_controller(scenario.controller))
     kept = scenario.settings.get("topics", ()) if scenario.protocol in MQTT_PROTOCOLS else ()
     durable = [rule["topic"] for rule in kept if rule.get("mode", "durable") == "durable"]
     for broker in brokers:
         if (broker.host, broker.port) not in taken:
-            processes.append(_broker(broker, scenario, durable))
+            processes.append(_broker(broker, scenario, durable, recorded))
     for number, gateway in enumerate(expand_gateways(scenario)):
         processes.append(_gateway(gateway, scenario, together=number > 0))
     hosts = tuple(_with_ports(host, scenario) for host in topology.hosts)
@@ -94,6 +114,55 @@ def _secret(host: str) -> Process:
     return Process(name=MAKER, host=host, command=("nearcast", "secret", "{data}/secret"), ready=ReadyCheck(log="/secret: "))
 
 
+def _settings(scenario: Scenario, host: str, recorded: Recorded | None) -> list[Process]:
+    """The process that writes what the brokers of a fabric are told beside their options, if there is anything."""
+    text = configuration(scenario, recorded)
+    if not text:
+        return []
+    command = ("python", "-P", "-m", "nearcast.experiments.writing", "{data}/broker.toml", text)
+    return [Process(name=WRITER, host=host, command=_literal(command), ready=ReadyCheck(log="/broker.toml: "))]
+
+
+def _literal(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The last word as it is, whatever braces are in it."""
+    return (*command[:-1], command[-1].replace("{", "{{").replace("}", "}}"))
+
+
+def configuration(scenario: Scenario, recorded: Recorded | None = None) -> str:
+    """The configuration file of a scenario's fabric: its settings but for what only options can say, because it is known to
+    the WAN alone (addresses, the secret) or differs from broker to broker. Empty where that is nothing."""
+    settings = scenario.settings if scenario.protocol == "fabric" else {}
+    fabric = dict(settings.get("fabric", {}))
+    if "groups" in fabric:
+        fabric["groups"] = {key: value for key, value in fabric["groups"].items() if key not in ("cloud", "lcm")}
+    fabric = {key: value for key, value in fabric.items() if key not in ("name", "site", "secret_file", "controller", "peers")}
+    limits = settings.get("limits", {})
+    lines: list[str] = []
+    for name, table in (("fabric", fabric), ("limits", limits), ("recording", _recording(scenario, recorded))):
+        if table:
+            lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _recording(scenario: Scenario, recorded: Recorded | None) -> dict[str, str]:
+    if recorded is None:
+        return {}
+    cloud = _cloud(scenario)
+    named = {} if cloud is None else {"cloud": str(urlsplit(cloud).hostname)}
+    return {"directory": recorded.directory, "run": recorded.run, **named}
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _controller(controller: Controller) -> Process:
     address = f"{{{controller.host}}}"
     command = ["nearcast", "controller", "--fabric-secret", _SECRET_FILE]
@@ -110,14 +179,17 @@ def _controller(controller: Controller) -> Process:
     )
 
 
-def _broker(broker: Broker, scenario: Scenario, durable_topics: list[str]) -> Process:
+def _broker(broker: Broker, scenario: Scenario, durable_topics: list[str], recorded: Recorded | None) -> Process:
     # On its own host's address: in loopback mode, hosts are addresses of one machine.
     command = ["nearcast", "broker", "--host", f"{{{broker.host}}}", "--port", str(broker.port), "--allow-anonymous"]
     if broker.durable:
         command += ["--data", "{data}", "--sync", "fsync"]
         command += [option for topic in durable_topics for option in ("--durable", topic)]
     if broker.fabric:
+        if configuration(scenario, recorded):
+            command += ["--config", _SETTINGS_FILE]
         command += ["--name", broker.name, "--link-port", str(broker.link_port), *_fabric(scenario, broker)]
+        command += _groups(scenario, broker)
         command += ["--http-port", str(http_ports(scenario)[broker.name][1])]
     return Process(
         name=_broker_process(broker),
@@ -150,6 +222,27 @@ def _fabric(scenario: Scenario, node: Broker | Gateway) -> list[str]:
     controller = scenario.controller
     if controller is not None and (isinstance(node, Broker) or node.controller):
         return [*words, "--controller", f"{{{controller.host}}}:{controller.port}"]
+    if isinstance(node, Broker) and _cloud(scenario) is not None:
+        return words  # by the announcements of leaders
     option = "--peer" if isinstance(node, Broker) else "--broker"
     others = [other for other in expand_brokers(scenario) if other.fabric and other != node]
     return words + [word for other in others for word in (option, f"{{{other.host}}}:{other.link_port}")]
+
+
+def _cloud(scenario: Scenario) -> str | None:
+    """URL of the cloud of broadcast groups, as the scenario has it: with the name of a host."""
+    found = scenario.settings.get("fabric", {}).get("groups", {}).get("cloud") if scenario.protocol == "fabric" else None
+    return None if found is None else str(found)
+
+
+def _groups(scenario: Scenario, broker: Broker) -> list[str]:
+    """What a broker is told of broadcast groups beside the file: where the cloud is, and how capable it is itself."""
+    words = []
+    cloud = _cloud(scenario)
+    if cloud is not None:
+        url = urlsplit(cloud)
+        known = url.hostname in topology_of(scenario).host_names()
+        address = f"{{{url.hostname}}}" if known else str(url.hostname)
+        words += ["--cloud", f"{url.scheme}://{address}:{url.port or 1883}"]
+    lcm = scenario.settings.get("lcm", {}).get(broker.name) if scenario.protocol == "fabric" else None
+    return words if lcm is None else [*words, "--lcm", f"{lcm:g}"]

@@ -6,9 +6,13 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from nearcast.configfile import load_broker_config
+from nearcast.experiments import writing
 from nearcast.experiments.emulated import happening
-from nearcast.experiments.nodes import CONTROLLER, MAKER, http_ports, node_events, with_nodes
+from nearcast.experiments.nodes import CONTROLLER, MAKER, WRITER, Recorded, http_ports, node_events, with_nodes
+from nearcast.fabricconfig import Fabric, Groups, TopicClass
 from nearcast.scenario.checks import check_topology
 from nearcast.scenario.events import Heal, Start, Stop
 from nearcast.scenario.files import load_scenario
@@ -100,3 +104,49 @@ def test_the_fabric_of_the_guide(tmp_path: Path) -> None:
         "sydney-dc-mqtt-1883",
         "gateway-phone",
     ]
+
+
+GROUPS = Scenario(
+    name="s",
+    topology=TOPOLOGY,
+    protocol="fabric",
+    brokers=(Broker(host="hq"), Broker(host="broker-1", fabric=True), Broker(host="broker-2", fabric=True)),
+    settings={
+        "fabric": {
+            "classes": [{"topic": "cars/{id}/é", "topic_class": "broadcast"}],
+            "groups": {"cloud": "mqtt://hq:1883", "threshold_ms": 7.5, "flow_aware": True, "position": [1.5, -2]},
+        },
+        "limits": {"max_inflight": 7},
+        "lcm": {"broker-2": 9.0},
+    },
+)
+
+
+def test_what_no_option_says_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    topology = with_nodes(GROUPS, Recorded(directory="/events", run="r"))
+    check_topology(topology)
+    maker, writer, cloud, first, second = topology.processes
+    assert [process.name for process in (maker, writer, cloud)] == [MAKER, WRITER, "hq-mqtt-1883"]
+    for process in (first, second):
+        assert following(process, "--config") == "{data}/../fabric-settings/broker.toml"
+        assert following(process, "--cloud") == "mqtt://{hq}:1883"
+        assert "--peer" not in process.command, "leaders announce themselves"
+    assert "--lcm" not in first.command
+    assert following(second, "--lcm") == "9"
+    assert "--config" not in cloud.command
+    # As the WAN does: what is doubled is single again.
+    text = writer.command[-1].replace("{{", "{").replace("}}", "}")
+    assert writing.main(str(tmp_path / "broker.toml"), text) == 0
+    assert "/broker.toml: " in capsys.readouterr().out
+    config = load_broker_config(tmp_path / "broker.toml")
+    assert config.fabric == Fabric(
+        classes=(TopicClass(topic="cars/{id}/é", topic_class="broadcast"),),
+        groups=Groups(threshold_ms=7.5, flow_aware=True, position=(1.5, -2)),
+    )
+    assert config.limits.max_inflight == 7
+    assert (config.recording.directory, config.recording.run, config.recording.cloud) == ("/events", "r", "hq")
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert writing.main(str(tmp_path), "") == 1
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory\n"
