@@ -88,17 +88,19 @@ class Answer(Message):
 
 
 class Join(Message):
-    """``version``: of the view the broker has now, of whatever group."""
+    """``address`` and ``probe_address``: where the broker takes links and answers probes. ``version``: of the view that it has
+    now, of whatever group."""
 
-    def __init__(self, number: int, lcm: float, address: str, version: int, renewing: bool) -> None:
+    def __init__(self, number: int, lcm: float, address: str, probe_address: str, version: int, renewing: bool) -> None:
         super().__init__(JOIN, number)
         self.lcm = lcm
         self.address = address
+        self.probe_address = probe_address
         self.version = version
         self.renewing = renewing
 
     def encode(self) -> bytes:
-        return _encode((JOIN, self.number, self.lcm, self.address, self.version, self.renewing))
+        return _encode((JOIN, self.number, self.lcm, self.address, self.probe_address, self.version, self.renewing))
 
 
 class Welcome(Message):
@@ -108,21 +110,22 @@ class Welcome(Message):
 
     def encode(self) -> bytes:
         view = self.view
-        members = [(member.name, member.address, member.joined_version) for member in view.members.values()]
+        members = [_fields(member) for member in view.members.values()]
         return _encode((WELCOME, self.number, view.leader, view.version, view.join_ms, view.leave_ms, members))
 
 
 class Refuse(Message):
-    """``leader``: who leads the refusing broker, if anybody does; where it listens; and its group's join threshold."""
+    """``leader``: whom the refusing broker follows, or is about to; where that one is; and its group's join threshold."""
 
-    def __init__(self, number: int, leader: str, address: str, threshold_ms: float) -> None:
+    def __init__(self, number: int, leader: str, address: str, probe_address: str, threshold_ms: float) -> None:
         super().__init__(REFUSE, number)
         self.leader = leader
         self.address = address
+        self.probe_address = probe_address
         self.threshold_ms = threshold_ms
 
     def encode(self) -> bytes:
-        return _encode((REFUSE, self.number, self.leader, self.address, self.threshold_ms))
+        return _encode((REFUSE, self.number, self.leader, self.address, self.probe_address, self.threshold_ms))
 
 
 class Update(Message):
@@ -158,19 +161,22 @@ class Update(Message):
         return result
 
     def encode(self) -> bytes:
-        joined = [(member.name, member.address, member.joined_version) for member in self.joined]
+        joined = [_fields(member) for member in self.joined]
         return _encode((UPDATE, 0, self.leader, self.base, self.version, self.join_ms, self.leave_ms, joined, self.left))
 
 
 class Notice(Message):
-    def __init__(self, leader: str, address: str, threshold_ms: float) -> None:
+    """``leader``: whom the sender follows from now on; where that one is; and its group's join threshold."""
+
+    def __init__(self, leader: str, address: str, probe_address: str, threshold_ms: float) -> None:
         super().__init__(NOTICE, 0)
         self.leader = leader
         self.address = address
+        self.probe_address = probe_address
         self.threshold_ms = threshold_ms
 
     def encode(self) -> bytes:
-        return _encode((NOTICE, 0, self.leader, self.address, self.threshold_ms))
+        return _encode((NOTICE, 0, self.leader, self.address, self.probe_address, self.threshold_ms))
 
 
 class Leave(Message):
@@ -195,16 +201,21 @@ class Report(Message):
         return _encode((REPORT, 0, self.correct, self.redundant))
 
 
-_Members = list[tuple[str, str, int]]
+_Members = list[tuple[str, str, int, str]]
+
+
+def _fields(member: Member) -> tuple[str, str, int, str]:
+    return member.name, member.address, member.joined_version, member.probe_address
+
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_ask: Final = msgspec.msgpack.Decoder(tuple[int, int, float, int, float, float]).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(tuple[int, int, int, str, str]).decode
-_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, int, float, str, int, bool]).decode
+_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, int, float, str, str, int, bool]).decode
 _decode_welcome: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, float, float, _Members]).decode
-_decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, float]).decode
+_decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
 _decode_update: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, float, float, _Members, list[str]]).decode
-_decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, float]).decode
+_decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
 _decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 _decode_report: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int]).decode
@@ -228,20 +239,20 @@ def _decoded(content: bytes) -> Message:
         _, number, verdict, leader, address = _decode_answer(content)
         return Answer(number, verdict, leader, address)
     if kind == JOIN:
-        _, number, lcm, address, version, renewing = _decode_join(content)
-        return Join(number, lcm, address, version, renewing)
+        _, number, lcm, address, probe_address, version, renewing = _decode_join(content)
+        return Join(number, lcm, address, probe_address, version, renewing)
     if kind == WELCOME:
         _, number, leader, version, join_ms, leave_ms, members = _decode_welcome(content)
         return Welcome(number, View(leader, version, join_ms, leave_ms, {member[0]: Member(*member) for member in members}))
     if kind == REFUSE:
-        _, number, leader, address, threshold_ms = _decode_refuse(content)
-        return Refuse(number, leader, address, threshold_ms)
+        _, number, leader, address, probe_address, threshold_ms = _decode_refuse(content)
+        return Refuse(number, leader, address, probe_address, threshold_ms)
     if kind == UPDATE:
         _, _, leader, base, version, join_ms, leave_ms, joined, left = _decode_update(content)
         return Update(leader, base, version, join_ms, leave_ms, [Member(*member) for member in joined], left)
     if kind == NOTICE:
-        _, _, leader, address, threshold_ms = _decode_notice(content)
-        return Notice(leader, address, threshold_ms)
+        _, _, leader, address, probe_address, threshold_ms = _decode_notice(content)
+        return Notice(leader, address, probe_address, threshold_ms)
     if kind == LEAVE:
         return Leave(_decode_leave(content)[1])
     if kind == REPORT:

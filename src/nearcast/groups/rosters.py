@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from nearcast.groups import views
 from nearcast.groups.messages import Join, Update
 from nearcast.groups.settings import FormationSettings
 from nearcast.groups.views import Member, View
@@ -22,11 +21,11 @@ MISSES: Final = 4
 
 
 class Roster:
-    """The group of one leader. Each time a broker begins to lead it gets a new one."""
+    """The group of one leader, from its first view on. Each time a broker begins to lead it gets a new one."""
 
-    def __init__(self, name: str, view: View, settings: FormationSettings) -> None:
+    def __init__(self, view: View, settings: FormationSettings) -> None:
         self.view = view
-        self._name = name
+        self._name = view.leader
         self._settings = settings
         self._told_version = view.version
         self._changed: dict[str, Member | None] = {}
@@ -44,14 +43,16 @@ class Roster:
         self._numbers[sender] = join.number
         view = self.view
         member = view.members.get(sender)
-        if member is not None and join.address == member.address and join.version <= view.version:
+        same_place = member is not None and join.address == member.address and join.probe_address == member.probe_address
+        if member is not None and same_place and join.version <= view.version:
             if join.version < member.joined_version:
                 return BEHIND  # the Welcome is lost, or still under way
             if join.renewing:
                 return BEHIND if join.version < self._told_version else RENEWED
         version = max(view.version, join.version) + 1
-        self.view = view.with_member(sender, join.address, version)
-        self._changed[sender] = self.view.members[sender]
+        admitted = Member(sender, join.address, version, join.probe_address)
+        self.view = view.with_member(admitted)
+        self._changed[sender] = admitted
         self._due(now)
         return ADMITTED
 
@@ -115,8 +116,3 @@ class Roster:
         if self._tell_at == FOREVER:
             interval_s = max(self._settings.view_interval_s, len(self.view.members) / self._settings.updates_per_s)
             self._tell_at = max(now, self._told_at + interval_s)
-
-
-def alone(name: str, address: str, version: int, join_ms: float, leave_ms: float, settings: FormationSettings) -> Roster:
-    """The roster of a broker that has just begun to lead."""
-    return Roster(name, views.alone(name, address, version, join_ms, leave_ms), settings)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 
 class Member:
-    """A broker of a group: where it listens for links, and the version of the first view that it is in."""
+    """A broker of a group: where it takes links, the version of the first view that it is in, and where it answers probes (""
+    if that is where it takes links)."""
 
-    def __init__(self, name: str, address: str, joined_version: int) -> None:
+    def __init__(self, name: str, address: str, joined_version: int, probe_address: str = "") -> None:
         self.name = name
         self.address = address
         self.joined_version = joined_version
+        self.probe_address = probe_address
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -23,6 +25,7 @@ class Member:
             and self.name == other.name
             and self.address == other.address
             and self.joined_version == other.joined_version
+            and self.probe_address == other.probe_address
         )
 
     def __hash__(self) -> int:
@@ -43,11 +46,11 @@ class View:
         self.members = members
         """Read only: views are shared."""
 
-    def with_member(self, name: str, address: str, version: int) -> View:
-        """The view after a broker joined, or joined again."""
+    def with_member(self, member: Member) -> View:
+        """The view after a broker joined, or joined again: of the version that it joined with."""
         members = self.members.copy()
-        members[name] = Member(name, address, version)
-        return View(self.leader, version, self.join_ms, self.leave_ms, members)
+        members[member.name] = member
+        return View(self.leader, member.joined_version, self.join_ms, self.leave_ms, members)
 
     def without(self, name: str, version: int) -> View:
         """The view after a broker went."""
@@ -76,6 +79,6 @@ class View:
         return f"View({self.leader!r}, {self.version}, {sorted(self.members)})"
 
 
-def alone(name: str, address: str, version: int, join_ms: float, leave_ms: float) -> View:
+def alone(leader: Member, join_ms: float, leave_ms: float) -> View:
     """The group of a broker that has just begun to lead."""
-    return View(name, version, join_ms, leave_ms, {name: Member(name, address, version)})
+    return View(leader.name, leader.joined_version, join_ms, leave_ms, {leader.name: leader})
