@@ -30,6 +30,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from nearcast.groups.thresholds import Thresholds
@@ -88,7 +89,7 @@ class Board(Protocol):
 
     @property
     def version(self) -> int: ...
-    def announced(self) -> list[Announced]: ...
+    def announced(self) -> Sequence[Announced]: ...
 
 
 class Pinger(Protocol):
