@@ -166,6 +166,7 @@ class Cloud:
         self._copies = Copies()
         self._attempts = Reconnection(BACKOFF, rng)
         self._wanted = False
+        self._ending = False
         self._dialling = False
         self._dial_at = NEVER
         self._acting = False
@@ -202,7 +203,7 @@ class Cloud:
         return "waiting" if self._needed() else "idle"
 
     def _needed(self) -> bool:
-        return self._wanted or self.machine.unacknowledged > 0 or bool(self._marks)
+        return not self._ending and (self._wanted or self.machine.unacknowledged > 0 or bool(self._marks))
 
     def wants_dial(self, now: float) -> bool:
         """Whether the driver is to connect now; it is answered by :meth:`opened` or :meth:`dial_failed`."""
@@ -220,6 +221,13 @@ class Cloud:
         self.machine.connect(now)
         self._act(now)
         return connection
+
+    def end(self, now: float) -> None:
+        """This broker stops: say goodbye. The cloud keeps the session, and what was relayed and not confirmed is its origin's
+        to relay again."""
+        self._ending = True
+        self.machine.disconnect(now)
+        self._act(now)
 
     def dial_failed(self, now: float, reason: str = "nobody answers there") -> None:
         """Nobody answered. It is tried again, less and less often."""

@@ -230,25 +230,31 @@ def join_address(host: str, port: int) -> str:
 
 def client_context(settings: FabricSettings) -> ssl.SSLContext:
     """TLS for links that this node opens; :class:`ConfigError` says which file cannot be used."""
+    return trusting_context(settings.ca_file, settings.certificate_file, settings.key_file, "fabric.")
+
+
+def trusting_context(ca_file: str | None, certificate_file: str | None, key_file: str | None, prefix: str) -> ssl.SSLContext:
+    """TLS towards a server that these authorities vouch for. ``prefix`` is what the files' keys in the configuration have in
+    front."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        if settings.ca_file is not None:
-            context.load_verify_locations(settings.ca_file)
+        if ca_file is not None:
+            context.load_verify_locations(ca_file)
         else:
             context.load_default_certs()
     except (ssl.SSLError, OSError) as error:
         message = f"the certificate authorities cannot be read: {error.strerror or error}"
-        raise ConfigError(message, path=settings.ca_file, key="fabric.ca_file") from error
-    if settings.certificate_file is not None:
+        raise ConfigError(message, path=ca_file, key=f"{prefix}ca_file") from error
+    if certificate_file is not None:
 
         def no_passphrase() -> str:
             message = "the private key has a passphrase; give one without"
-            raise ConfigError(message, path=settings.key_file, key="fabric.key_file")
+            raise ConfigError(message, path=key_file, key=f"{prefix}key_file")
 
         try:
-            context.load_cert_chain(settings.certificate_file, settings.key_file, password=no_passphrase)
+            context.load_cert_chain(certificate_file, key_file, password=no_passphrase)
         except (ssl.SSLError, OSError) as error:
-            message = f"the certificate and its key {settings.key_file} cannot be used: {error.strerror or error}"
-            raise ConfigError(message, path=settings.certificate_file, key="fabric.certificate_file") from error
+            message = f"the certificate and its key {key_file} cannot be used: {error.strerror or error}"
+            raise ConfigError(message, path=certificate_file, key=f"{prefix}certificate_file") from error
     return context
