@@ -136,8 +136,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A topology itself, the name of a ready-made one, or a file, relative to this one."""
 
     protocol: str = "mqtt"
-    """What the simulator runs: ``mqtt`` (brokers and clients below), ``fabric`` (gateways and the controller too), ``probes``,
-    or ``package.module:Class`` of your own."""
+    """What the simulator runs: ``mqtt`` (brokers and clients below), ``fabric`` (gateways and the controller too), ``groups``
+    (how brokers form broadcast groups, and nothing else), ``probes``, or ``package.module:Class`` of your own."""
 
     settings: dict[str, Any] = {}
     """Passed to the protocol."""

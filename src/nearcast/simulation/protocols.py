@@ -12,6 +12,7 @@ from nearcast.simulation.invariants import Protocol
 
 BUILT_IN = {
     "fabric": "nearcast.simulation.fabric:Fabric",
+    "groups": "nearcast.simulation.groups:Groups",
     "mqtt": "nearcast.simulation.mqtt:Mqtt",
     "probes": "nearcast.simulation.probes:Probes",
 }
@@ -20,8 +21,8 @@ BUILT_IN = {
 def load_protocol(name: str, directory: Path | None = None) -> Protocol:
     """A new protocol object for one run.
 
-    ``name`` is ``fabric``, ``mqtt``, ``probes``, ``package.module:Class``, or ``path/to/file.py:Class`` with a path relative
-    to ``directory`` (the scenario file's) or to the current one.
+    ``name`` is one of ours (:data:`BUILT_IN`), ``package.module:Class``, or ``path/to/file.py:Class`` with a path relative to
+    ``directory`` (the scenario file's) or to the current one.
     """
     where = BUILT_IN.get(name, name)
     module_name, colon, class_name = where.rpartition(":")
