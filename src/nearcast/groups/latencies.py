@@ -236,14 +236,16 @@ class Latencies:
             for name in self._announced:
                 self._want(self._targets[name], now)
 
-    def learn(self, name: str, address: str, now: float) -> None:
-        """A view or a notice says where a broker is. What it announces itself counts more."""
+    def learn(self, name: str, address: str, probe_address: str, now: float) -> None:
+        """Somebody says where a broker takes links and answers probes (empty: there as well): a view, or who sends us on to
+        it. What it announces itself counts more."""
         self._now = now
         if name == self.name or not address:
             return
         target = self._target(name)
-        if not target.announced and target.address != address:
-            self._moved(target, address, address, now)
+        probe_address = probe_address or address
+        if not target.announced and (target.address != address or target.probe_address != probe_address):
+            self._moved(target, address, probe_address, now)
 
     def ponged(self, name: str, round_trip_ms: float, now: float) -> None:
         """A ping was answered."""

@@ -269,7 +269,7 @@ def test_whom_a_notice_names_is_measured_as_soon_as_the_formation_asks() -> None
     world.run(3.0)
     world.me.belongs_to("leader", world.now)
     world.one_way_ms["new:1884"] = 2.0
-    world.me.learn("new", "new:1884", world.now)
+    world.me.learn("new", "new:1884", "", world.now)
     assert world.me.address("new") == "new:1884"
     assert world.me.latency_ms("new") == math.inf
     world.run(1.0)
@@ -283,7 +283,7 @@ def test_what_a_leader_announces_counts_more_than_what_a_view_says() -> None:
     world = World()
     world.announce("other", 3.0)
     world.run(3.0)
-    world.me.learn("other", "somewhere:9", world.now)
+    world.me.learn("other", "somewhere:9", "", world.now)
     assert world.me.address("other") == "other:1884"
 
 
@@ -343,7 +343,7 @@ def test_more_brokers_than_can_be_remembered_are_not(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(latencies, "MAX_TARGETS", 10)
     world = World()
     for number in range(30):
-        world.me.learn(f"b{number}", f"b{number}:1", world.now)
+        world.me.learn(f"b{number}", f"b{number}:1", "", world.now)
         world.now += 1.0
     assert len(world.me._targets) <= 10
     assert world.me.latency_ms("unheard of") == math.inf
