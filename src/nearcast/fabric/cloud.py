@@ -67,6 +67,9 @@ WINDOW_MESSAGES_3_1_1: Final = 100
 WINDOW_BYTES: Final = 4_194_304
 """Messages on their way to the cloud that it has not acknowledged. A 3.1.1 server cannot say how many it takes."""
 
+MAX_WAITING: Final = 1_000_000
+"""Whoever asks :meth:`Cloud.has_room` before each publication never gets near: it bounds a mistake."""
+
 MAX_PACKET_IDENTIFIER: Final = 2_048
 """Enough for the window and for requests, and few enough to release them all after a crash."""
 
@@ -139,6 +142,10 @@ class Cloud:
         self.session_kept = False
         #: The connection, from the moment its transport is there until that is gone.
         self.connection: Connection | None = None
+        #: The shared subscriptions, as whole filters, by which the message came that :meth:`CloudOwner.arrived` is told of.
+        #: Only their members are to have it then, one of each; a plain subscription of ours gets a copy of its own. Empty: it
+        #: came by a plain one.
+        self.arrived_by: list[str] = []
         #: Why there is no connection, in words for people; empty while there is one or none is wanted.
         self.problem = ""
         self.relayed_messages = 0
@@ -188,10 +195,14 @@ class Cloud:
 
     def want(self, wanted: bool, now: float) -> None:
         """Whether there is to be a connection. One that is not wanted ends once all that was relayed is confirmed."""
-        if wanted and not self._wanted and self._dial_at == NEVER:
-            self._dial_at = now
         self._wanted = wanted
+        self._wake(now)
         self._act(now)
+
+    def _wake(self, now: float) -> None:
+        """There is a reason to be connected, unless there was one before."""
+        if self._dial_at == NEVER and self._needed():
+            self._dial_at = now
 
     @property
     def state(self) -> str:
@@ -353,6 +364,7 @@ class Cloud:
         else:
             self._relaying[number_here] = _Relaying(token, message, size, now)
             self.unconfirmed_bytes += size
+            self._wake(now)
         self._act(now)
 
     def _refuse(self, token: int, now: float) -> None:
@@ -379,6 +391,7 @@ class Cloud:
         """Send a marker; :meth:`CloudOwner.marked` follows when it is back. It waits for a connection, and is sent again with
         each: one that is back was sent after this call in any case."""
         self._marks[token] = None
+        self._wake(now)
         if self.connected:
             self._send_mark(token, now)
             self._act(now)
@@ -510,7 +523,8 @@ class Cloud:
             return
         identifiers = None if message.properties is None else message.properties.subscription_identifiers
         publication, identity = self._envelopes.take(message, now)
-        if identity is None:
+        self.arrived_by = [] if identifiers is None else self._subscriptions.shares(identifiers)
+        if identity is None and not self.arrived_by:
             if self._version != MQTT_5:
                 if self._echoes.is_echo(topic, message.payload, now):
                     self.echoes += 1
@@ -520,6 +534,7 @@ class Cloud:
                 return
         self.arrived_messages += 1
         self._owner.arrived(publication, identity, now)
+        self.arrived_by = []
 
 
 def client_settings(settings: Groups, name: str, limits: Limits) -> ClientSettings:
@@ -535,7 +550,7 @@ def client_settings(settings: Groups, name: str, limits: Limits) -> ClientSettin
         session_expiry_seconds=SESSION_SECONDS,
         max_packet_bytes=limits.max_packet_bytes + PACKET_OVERHEAD_BYTES,
         max_inflight=WINDOW_MESSAGES if version == MQTT_5 else WINDOW_MESSAGES_3_1_1,
-        max_waiting=2 * WINDOW_MESSAGES,
+        max_waiting=MAX_WAITING,
         resubscribe=False,
         max_packet_identifier=MAX_PACKET_IDENTIFIER,
         releases_forgotten=True,

@@ -6,9 +6,10 @@ answered. A refused filter counts as answered, is listed in ``refused``, and is 
 
 Options of MQTT 5: No Local (we know what we published; shared subscriptions must not have it [MQTT-3.8.3-4]), Retain As
 Published (the flag means the same to our clients as to the publisher's), retained messages only for a subscription that is
-new. Filters that overlap have a subscription identifier each, made from the filter, so that copies are known as such
-(:mod:`nearcast.fabric.cloud_copies`) whichever process of this broker subscribed. A server without identifiers is asked for
-filters that do not overlap.
+new. Shared subscriptions have a subscription identifier each, because what comes by one is for its members only; so have
+filters that overlap, so that copies are known as such (:mod:`nearcast.fabric.cloud_copies`). It is made from the filter: the
+same whichever process of this broker subscribed. A server without identifiers is asked for filters that do not overlap, and
+for no shared subscriptions.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ MAX_REQUESTS: Final = 64
 MAX_FILTERS: Final = 100
 MAX_FILTER_BYTES: Final = 16_384
 """In one request."""
+
+MAX_SHARES: Final = 10_000
+"""Shared subscriptions whose identifiers are known."""
 
 HIGHEST_IDENTIFIER: Final = 268_435_455
 
@@ -73,6 +77,7 @@ class CloudSubscriptions:
         self._wanted: dict[str, Terms] = {}
         self._asked: dict[str, Terms] = {}
         self._asked_tree = FilterTree()
+        self._shares: dict[int, str] = {}
         self._outdated = True
         self._adding: deque[str] = deque()
         self._dropping: deque[str] = deque()
@@ -104,6 +109,15 @@ class CloudSubscriptions:
         """Whether what is published there comes to us, as far as we asked for it."""
         return self._asked_tree.matches(topic)
 
+    def shares(self, identifiers: list[int]) -> list[str]:
+        """The shared subscriptions among those of these identifiers."""
+        found: list[str] = []
+        for identifier in identifiers:
+            topic_filter = self._shares.get(identifier)
+            if topic_filter is not None:
+                found.append(topic_filter)
+        return found
+
     def _plan(self) -> None:
         """Find out what to ask for."""
         self._outdated = False
@@ -116,17 +130,18 @@ class CloudSubscriptions:
         for topic, (qos, no_local) in self._control.items():
             wanted[topic] = Terms(qos, no_local, 0)
         for topic_filter, qos in filters.items():
-            if topic_filter not in wanted and self._is_available(topic_filter):
-                identifier = identifier_of(topic_filter) if topic_filter in numbered else 0
-                wanted[topic_filter] = Terms(qos, not topic_filter.startswith(SHARE_PREFIX), identifier)
+            if topic_filter not in wanted and self._is_available(topic_filter, distinct):
+                shared = topic_filter.startswith(SHARE_PREFIX)
+                identifier = identifier_of(topic_filter) if shared or topic_filter in numbered else 0
+                wanted[topic_filter] = Terms(qos, not shared, identifier)
         self._wanted = wanted
         self._adding = deque(one for one, terms in wanted.items() if self._asked.get(one) != terms)
         self._dropping = deque(one for one in self._asked if one not in wanted)
 
-    def _is_available(self, topic_filter: str) -> bool:
+    def _is_available(self, topic_filter: str, distinct: bool) -> bool:
         code = 0
         if topic_filter.startswith(SHARE_PREFIX):
-            if not (self._has_options and self._limits.shared_subscription_available):
+            if not (distinct and self._limits.shared_subscription_available):
                 code = SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         elif not self._limits.wildcard_subscription_available and ("+" in topic_filter or "#" in topic_filter):
             code = WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
@@ -195,7 +210,13 @@ class CloudSubscriptions:
             names.append(topic_filter)
             size += len(topic_filter)
             self._asked[topic_filter] = terms
-            self._asked_tree.add(topic_filter)
+            if topic_filter.startswith(SHARE_PREFIX):
+                # It stays when the subscription goes: what came by it may be on its way.
+                self._shares[terms.identifier] = topic_filter
+                if len(self._shares) > MAX_SHARES:
+                    del self._shares[next(iter(self._shares))]
+            else:
+                self._asked_tree.add(topic_filter)
         properties = Properties(subscription_identifiers=[identifier]) if identifier else None
         self._last_request = self._machine.subscribe(requests, properties, now)
         self._subscribing[self._last_request] = names
