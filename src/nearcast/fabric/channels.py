@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nearcast.errors import RemoteProtocolError, StorageUnavailable
 from nearcast.fabric import frames
+from nearcast.fabric.errands import is_errand
 from nearcast.fabric.frames import frame
 from nearcast.fabric.messages import Arrived
 from nearcast.fabric.outgoing import PEER_PREFIX, RELIABLE_STREAM, UNRELIABLE_STREAM, PeerSession, for_groups
+from nearcast.fabric.relaying import RELAY_NAME, RelaySession
 from nearcast.fabric.spool import SpoolStorage, stretches_of
 from nearcast.mqtt import reasons, records
 from nearcast.mqtt.engine import Engine
+from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.records import Fields, number
 from nearcast.mqtt.subscriptions import Subscription
 from nearcast.mqtt.topics import is_string, parse_shared, topic_fault
@@ -90,7 +93,11 @@ class Channels:
             return known
         settings = self._fabric.settings
         session_number = sessions.next_number if known is None else known.number
-        session = PeerSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
+        session: PeerSession
+        if name == RELAY_NAME:
+            session = RelaySession(session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
+        else:
+            session = PeerSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
         session.max_unconfirmed_bytes = settings.max_unconfirmed_bytes
         session.bytes_per_second = settings.catch_up_bytes_per_second
         session.max_spilled_bytes = settings.max_spilled_bytes
@@ -115,16 +122,19 @@ class Channels:
         """Put there what is too much for memory. Files that the journal knows nothing of are removed."""
         self.spool = spool
         known: set[tuple[int, int]] = set()
-        for peer in self._fabric.peers.values():
-            for file in peer.session.spilled or ():
-                known.add((peer.session.number, file.number))
+        sessions = [peer.session for peer in self._fabric.peers.values()]
+        if self._fabric.broadcast.relay is not None:
+            sessions.append(self._fabric.broadcast.relay.session)
+        for session in sessions:
+            for file in session.spilled or ():
+                known.add((session.number, file.number))
         for found in spool.files():
             if found not in known:
                 spool.remove(found[0], found[1])
         # Not before: a file that is begun now is not known either, and may have the name of one that was left.
-        for peer in self._fabric.peers.values():
-            peer.session.spool = spool
-            peer.session.spill()
+        for session in sessions:
+            session.spool = spool
+            session.spill()
 
     def spilled(self, session_number: int, file_number: int, failed: bool) -> None:
         """A file that was begun is on disk, or cannot be written."""
@@ -230,10 +240,17 @@ class Channels:
         witness = self._engine.effects.witness
         if witness is not None:
             witness.processed(publication, now)
-        if peer.fenced:
-            self._fabric.handover.fences.bridge(peer, publication, arrived.via, now)
+        if is_errand(arrived.via):
+            self._fabric.broadcast.arrived(peer, publication, arrived.via, now)
         else:
-            self._engine.bridge(publication, arrived.via, now)
+            self.bridge(peer, publication, arrived.via, now)
+
+    def bridge(self, peer: Peer, publication: Publication, via: str, now: float) -> None:
+        """Hand messages of another broker to those of ours who want them and did not have them elsewhere."""
+        if peer.fenced:
+            self._fabric.handover.fences.bridge(peer, publication, via, now)
+        else:
+            self._engine.bridge(publication, via, now)
 
     def _gap(self, peer: Peer, now: float) -> None:
         """Something is missing in between, and what follows it is of no use: ask for all of it again."""

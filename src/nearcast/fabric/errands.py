@@ -4,8 +4,9 @@ The ``via`` of messages between brokers names whom they are for there (:data:`ne
 kept in queues, journals and files and travels with them. An errand stands in front of that, closed by :data:`END`::
 
     FLOODED  view                          from its origin to every broker of the group, as of this version of the view
-    PUSHED   turn                          from its origin to its leader, to be relayed to the cloud and for nothing else
-    CARRIED  epoch sequence origin         passed on by a leader: the identity that the message has from its origin
+    PUSHED   turn view                     from its origin to its leader, to be relayed to the cloud; flooded then, as of view
+    CARRIED  epoch sequence origin leader  passed on by a leader: the identity that the message has from its origin, and who
+                                           relayed it to the cloud, if it came from there
 """
 
 from __future__ import annotations
@@ -16,20 +17,33 @@ FLOODED: Final = "\2"
 PUSHED: Final = "\3"
 CARRIED: Final = "\4"
 END: Final = "\5"
+_BETWEEN_NAMES: Final = "\7"
 
 _MARKS: Final = FLOODED + PUSHED + CARRIED
 
 
 class Errand:
-    """An errand that was read. ``rest`` is the remaining ``via``; ``number`` is the view or the turn."""
+    """An errand that was read. ``rest`` is the remaining ``via``."""
 
-    def __init__(self, kind: str, rest: str, number: int = 0, origin: str = "", epoch: int = 0, sequence: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        rest: str,
+        view: int = 0,
+        turn: int = 0,
+        origin: str = "",
+        epoch: int = 0,
+        sequence: int = 0,
+        relayed_by: str = "",
+    ) -> None:
         self.kind = kind
         self.rest = rest
-        self.number = number
+        self.view = view
+        self.turn = turn
         self.origin = origin
         self.epoch = epoch
         self.sequence = sequence
+        self.relayed_by = relayed_by
 
 
 def is_errand(via: str) -> bool:
@@ -41,12 +55,12 @@ def flooded(view: int) -> str:
     return f"{FLOODED}{view}{END}"
 
 
-def pushed(turn: int) -> str:
-    return f"{PUSHED}{turn}{END}"
+def pushed(turn: int, view: int) -> str:
+    return f"{PUSHED}{turn} {view}{END}"
 
 
-def carried(origin: str, epoch: int, sequence: int) -> str:
-    return f"{CARRIED}{epoch:x} {sequence:x} {origin}{END}"
+def carried(origin: str, epoch: int, sequence: int, relayed_by: str) -> str:
+    return f"{CARRIED}{epoch:x} {sequence:x} {origin}{_BETWEEN_NAMES}{relayed_by}{END}"
 
 
 def without_errand(via: str) -> str:
@@ -60,12 +74,16 @@ def parse(via: str) -> Errand:
     said, end, rest = via[1:].partition(END)
     if not end:
         raise ValueError("messages whose errand has no end")
-    if kind in (FLOODED, PUSHED):
+    if kind == FLOODED:
         return Errand(kind, rest, int(said))
+    if kind == PUSHED:
+        turn, _, view = said.partition(" ")
+        return Errand(kind, rest, int(view), int(turn))
     if kind != CARRIED:
         raise ValueError("messages with an unknown errand")
     epoch, _, tail = said.partition(" ")
-    sequence, _, origin = tail.partition(" ")
+    sequence, _, names = tail.partition(" ")
+    origin, _, relayed_by = names.partition(_BETWEEN_NAMES)
     if not origin:
         raise ValueError("messages that were carried without an origin")
-    return Errand(kind, rest, 0, origin, int(epoch, 16), int(sequence, 16))
+    return Errand(kind, rest, 0, 0, origin, int(epoch, 16), int(sequence, 16), relayed_by)

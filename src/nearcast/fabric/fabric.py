@@ -20,6 +20,7 @@ from typing import Final
 from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import links
+from nearcast.fabric.broadcast import Broadcast
 from nearcast.fabric.channels import PEER_PREFIX, Channels
 from nearcast.fabric.classes import TopicClasses
 from nearcast.fabric.handover import Handover
@@ -29,6 +30,7 @@ from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
 from nearcast.fabric.parts import Part, Peer
 from nearcast.fabric.presence import Presence
+from nearcast.fabric.relaying import RELAY_NAME
 from nearcast.fabric.replication import Replication
 from nearcast.fabric.routes import Routes
 from nearcast.fabric.sharing import Sharing
@@ -96,6 +98,7 @@ class Fabric(Linking):
         self.last_stamp = 0
         self.classes = TopicClasses(engine.router, [(rule.topic, rule.topic_class) for rule in settings.classes])
         self.channels = Channels(self)
+        self.broadcast = Broadcast(self, secret, now)
         self.interest = Interest(self)
         self.sharing = Sharing(self)
         self.replication = Replication(self)
@@ -104,6 +107,7 @@ class Fabric(Linking):
         self.presence = Presence(self)
         self.leftovers = Leftovers(self)
         self.trunks = Trunks(self)
+        self.broadcast.take_part()
         self.users[links.GATEWAY] = self.trunks
         self._begun = False
 
@@ -154,9 +158,10 @@ class Fabric(Linking):
         wall_us = int((now + engine.effects.wall_offset) * 1e6)
         engine.router.next_sequence = max(engine.router.next_sequence, origins.reserved, wall_us * SEQUENCES_PER_MICROSECOND)
         for client_id in list(engine.sessions.by_client):
-            if client_id[:1] == PEER_PREFIX:
+            if client_id[:1] == PEER_PREFIX and client_id[1:] != RELAY_NAME:
                 self.peer(client_id[1:]).last_seen = now
         self.interest.recount()
+        self.broadcast.begin(now)
         self.sharing.begin()
         self.handover.begin(now)
         self.presence.begin(now)

@@ -96,24 +96,35 @@ class Interest(Part):
 
     # --- ours -----------------------------------------------------------------------------------------------------------
 
+    def filters(self) -> list[str]:
+        """What anybody here subscribes to."""
+        return list(self._counts)
+
     def subscribed(self, group: str, inner_filter: str, client_id: str) -> None:
-        if client_id[:1] == PEER_PREFIX or inner_filter[:5] == "$SYS/":
+        if inner_filter[:5] == "$SYS/":
             return
         name = shared_name(group, inner_filter)
+        if client_id[:1] == PEER_PREFIX:
+            self._fabric.broadcast.subscribed(client_id[1:], name)
+            return
         if client_id in self._fabric.leftovers.by_client:
             self._fabric.leftovers.subscribed(client_id, name)
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
         if count == 0:
+            self._fabric.broadcast.subscribed(self._fabric.name, name)
             if name in self._removed:
                 del self._removed[name]
             else:
                 self._added[name] = None
 
     def unsubscribed(self, group: str, inner_filter: str, client_id: str) -> None:
-        if client_id[:1] == PEER_PREFIX or inner_filter[:5] == "$SYS/":
+        if inner_filter[:5] == "$SYS/":
             return
         name = shared_name(group, inner_filter)
+        if client_id[:1] == PEER_PREFIX:
+            self._fabric.broadcast.unsubscribed(client_id[1:], name)
+            return
         if client_id in self._fabric.leftovers.by_client:
             self._fabric.leftovers.unsubscribed(client_id, name)
         count = self._counts.get(name, 0) - 1
@@ -121,6 +132,7 @@ class Interest(Part):
             self._counts[name] = count
             return
         self._counts.pop(name, None)
+        self._fabric.broadcast.unsubscribed(self._fabric.name, name)
         if name in self._added:
             del self._added[name]
         else:
@@ -145,7 +157,7 @@ class Interest(Part):
         removed = list(self._removed)
         self._added = {}
         self._removed = {}
-        spreads = False
+        spreads = self._fabric.broadcast.awaits_cloud()
         data = b""
         for peer in self._fabric.peers.values():
             if peer.up:
@@ -208,12 +220,18 @@ class Interest(Part):
             self._release()
 
     def _everywhere(self) -> int:
-        """The version that all brokers that are there have in place; all versions when there is none."""
+        """The version that all brokers that are there have in place, and the cloud; all versions when there is none."""
         everywhere = self.version
+        if self._fabric.broadcast.awaits_cloud():
+            everywhere = min(everywhere, self._fabric.broadcast.covered_version())
         for peer in self._fabric.peers.values():
             if peer.up:
                 everywhere = min(everywhere, self.confirmed.get(peer.name, 0))
         return everywhere
+
+    def covered(self) -> None:
+        """More, or nothing any more, is in place at the cloud."""
+        self._release()
 
     def _release(self) -> None:
         if not self._spreading and not self._waiting:

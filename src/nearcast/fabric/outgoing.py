@@ -33,7 +33,7 @@ from nearcast.mqtt import records
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.publication import Publication, Terms, build
 from nearcast.mqtt.records import number
-from nearcast.mqtt.routing import PASSED_ON, VIA_SEPARATOR
+from nearcast.mqtt.routing import PASSED_ON, SERVED, VIA_SEPARATOR
 from nearcast.mqtt.session import NEVER, Pending, Session, Spilled
 
 if TYPE_CHECKING:
@@ -465,6 +465,6 @@ def for_groups(stretches: Iterable[Pending]) -> list[tuple[str, Publication]]:
     found: list[tuple[str, Publication]] = []
     for pending in stretches:
         for name in without_errand(pending.terms.via).split(VIA_SEPARATOR):
-            if name:
+            if name and name[0] != SERVED:
                 found.append((name.lstrip(PASSED_ON), pending.publication.cut(pending.start, pending.count)))
     return found

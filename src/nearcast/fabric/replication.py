@@ -143,9 +143,10 @@ class Replication(Part):
         if not self._me:
             self._fabric.begin(now)
         topic = publication.topic
-        if publication.origin == 0 and not self._fabric.classes.crosses(topic):
-            return True
-        if publication.origin == 0:
+        author = publication.author
+        if publication.origin == 0 and not author:
+            if not self._fabric.classes.crosses(topic):
+                return True
             self._last = self._fabric.stamp(now)
             publication.stamp = self._last
             self._set(topic, self._last, self._me)
@@ -155,9 +156,9 @@ class Replication(Part):
                 self._batch_at = now + self._interval
             return True
         peer = self._fabric.by_number[publication.origin]
-        if publication.stamp == 0 or peer is None:
+        if publication.stamp == 0 or (peer is None and not author):
             return False  # it was kept for us for long, and comes with what is newer
-        origin = origin_id(peer.name, peer.epoch)
+        origin = author if peer is None or author else origin_id(peer.name, peer.epoch)
         version = self._retained.versions.get(topic)
         # An equal one is the same publication's next part.
         if version is not None and (version.stamp, version.origin) > (publication.stamp, origin):

@@ -249,7 +249,7 @@ class Routes(Part):
         before = self._dialed.pop(advert.name, "")
         if before and before != advert.address:
             self._fabric.forget_address(before, _wanted_by(advert.name))
-        if advert.address:
+        if advert.address and self._fabric.broadcast.links_all:
             self._dialed[advert.name] = advert.address
             self._fabric.dial(advert.address, now, advert.name, _wanted_by(advert.name))
 

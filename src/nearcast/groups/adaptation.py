@@ -59,19 +59,19 @@ class Adaptation:
 
     # --- what whoever disseminates says ---------------------------------------------------------------------------------
 
-    def published(self) -> None:
-        """A client of this broker published a message."""
-        self.correct += 1
+    def published(self, messages: int = 1) -> None:
+        """A client of this broker published messages."""
+        self.correct += messages
 
-    def arrived(self, wanted: bool, relayed_by: str) -> None:
-        """A message of another broker came, for the first time; ``relayed_by``: the leader that brought it to the cloud, empty
+    def arrived(self, wanted: bool, relayed_by: str, messages: int = 1) -> None:
+        """Messages of another broker came, for the first time; ``relayed_by``: the leader that brought it to the cloud, empty
         if it was flooded in the group."""
         if not wanted:
-            self.redundant += 1
+            self.redundant += messages
             return
-        self.correct += 1
+        self.correct += messages
         if self.flows is not None:
-            self.flows.relevant(relayed_by)
+            self.flows.relevant(relayed_by, messages)
 
     # --- what the driver says -------------------------------------------------------------------------------------------
 

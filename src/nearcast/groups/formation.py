@@ -74,6 +74,13 @@ class Formation:
         self._joined_at = now
         self._measured = False
 
+    def begin(self, address: str, probe_address: str, version: int) -> None:
+        """Where this broker is reached, as is known once its sockets are open, and a version above those of its earlier lives:
+        messages that were flooded then may still be under way."""
+        self.address = address
+        self.probe_address = probe_address
+        self._roster = self._alone(version)
+
     def _alone(self, version: int) -> Roster:
         leader = Member(self.name, self.address, version, self.probe_address)
         thresholds = self._thresholds

@@ -125,6 +125,8 @@ class Publication:
         self.fenced: set[int] | None = None
         #: The version of the retained message that the last of these became (:mod:`nearcast.mqtt.retained`); 0: none.
         self.stamp = 0
+        #: Who gave it that stamp, where that is not its origin: :func:`nearcast.fabric.replication.origin_id`.
+        self.author = ""
         # Where the journal has this publication: its name there, and the generation that holds it (0: not written yet).
         self.journal_key = 0
         self.journal_generation = 0
@@ -149,6 +151,7 @@ class Publication:
         only.sequence = self.sequence + index
         only.origin = self.origin
         only.stamp = self.stamp
+        only.author = self.author
         return only
 
     def parts(self, pieces: int) -> list[Publication]:
@@ -162,6 +165,7 @@ class Publication:
                 one.sequence = self.sequence + index
                 one.origin = self.origin
                 one.stamp = self.stamp
+                one.author = self.author
                 singles.append(one)
             return singles
         found: list[Publication] = []
@@ -189,6 +193,7 @@ class Publication:
         part.sequence = self.sequence + start
         part.origin = self.origin
         part.stamp = self.stamp
+        part.author = self.author
         return part
 
     def anew(self) -> Publication:

@@ -31,6 +31,8 @@ VIA_SEPARATOR: Final = "\0"
 #: Stands before such a filter, once for every broker that had nobody left to give the message to.
 PASSED_ON: Final = "\1"
 MAX_PASSES: Final = 3
+#: Stands before such a filter that somebody else serves: said to those who pass the message on beyond this broker's knowledge.
+SERVED: Final = "\6"
 
 
 class Sharing(Protocol):
@@ -75,12 +77,18 @@ class Target:
         self.identifiers = encode_identifier(subscription.identifier)
         self._terms = Terms(self.qos, False, self.identifiers, via)
         self._subscription = subscription
-        #: Whether this is the way to brokers that are not told of one by one (:mod:`nearcast.fabric.relaying`).
-        self.relays = False
+        #: Whether it is to know which shared subscriptions were served (:mod:`nearcast.fabric.relaying`).
+        self.informed = False
 
-    def telling(self, names: list[str]) -> Target:
-        """The same for plain subscribers and these shared subscriptions."""
-        return Target(self._subscription, self.via + VIA_SEPARATOR + VIA_SEPARATOR.join(names))
+    def telling(self, names: list[str], served: list[str]) -> Target:
+        """The same for plain subscribers and these shared subscriptions; ``served`` are all that are served somewhere."""
+        if self.informed:
+            names = names + [SERVED + name for name in served if name not in names]
+        return Target(self._subscription, self.via + VIA_SEPARATOR + VIA_SEPARATOR.join(names)) if names else self
+
+    def with_via(self, via: str) -> Target:
+        """The same, for something else."""
+        return Target(self._subscription, via)
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)
@@ -248,11 +256,32 @@ class Router:
             self._hand_out(route.targets, NO_TARGETS, publication, None, now)
         else:
             for name in via.split(VIA_SEPARATOR):
+                if name[:1] == SERVED:
+                    continue
                 if name:
                     self._serve(name, publication, now)
                 else:
                     self._hand_out(route.targets, NO_TARGETS, publication, None, now)
         publication.forget_forms()
+
+    def carry(self, publication: Publication, peers: list[Target], route: Route | None, now: float) -> None:
+        """Hand on what another broker, or somebody beyond all brokers, received: it is ours from here on, and numbered so.
+
+        To other brokers, and, with a route, to our plain subscribers.
+        """
+        publication.sequence = self.next_sequence
+        self.next_sequence += publication.count
+        targets = NO_TARGETS
+        if route is not None:
+            route.messages += publication.count
+            route.bytes += len(publication.packets)
+            targets = route.targets
+        self._hand_out(targets, peers, publication, None, now)
+        publication.forget_forms()
+
+    def serve(self, name: str, publication: Publication, now: float) -> None:
+        """Messages for one member of a shared subscription, here or at a broker that has some; numbered by :meth:`carry`."""
+        self._serve(name, publication, now)
 
     def _hand_out(
         self, targets: list[Target], peers: list[Target], publication: Publication, publisher: Session | None, now: float
@@ -348,13 +377,8 @@ class Router:
         peers: list[Target] = []
         for target in route.peers:
             client_id = target.session.client_id
-            member = members.pop(client_id, None)
-            if target.relays:
-                peers.append(target.telling(served))
-            elif member is None:
-                peers.append(target)
-            else:
-                peers.append(target.telling(names[client_id]))
+            members.pop(client_id, None)
+            peers.append(target.telling(names.get(client_id, []), served))
         for client_id, member in members.items():
             peers.append(Target(member, VIA_SEPARATOR.join(names[client_id])))
         return peers
