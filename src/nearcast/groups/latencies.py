@@ -92,9 +92,16 @@ class Board(Protocol):
     def announced(self) -> Sequence[Announced]: ...
 
 
-class Pinger(Protocol):
-    """Sends pings; answers come to :meth:`Latencies.ponged`."""
+class Answers(Protocol):
+    """Who wants to hear of answers."""
 
+    def ponged(self, name: str, round_trip_ms: float, now: float) -> None: ...
+
+
+class Pinger(Protocol):
+    """Sends pings, and tells whoever listens of the answers."""
+
+    def listen(self, answers: Answers) -> None: ...
     def ping(self, name: str, address: str, now: float) -> None: ...
     def tick(self, now: float) -> None: ...
     def next_deadline(self) -> float: ...
@@ -196,12 +203,11 @@ class Latencies:
         now: float,
     ) -> None:
         self.name = name
-        self.pinger: Pinger | None = None
-        """Who sends pings. Until there is one, nothing is measured."""
         self.measures_all = False
         """Whether leaders are measured also while this broker is a member: flow-aware membership needs it."""
         self.pings_sent = 0
         self.answers = 0
+        self._pinger: Pinger | None = None
         self._board = board
         self._board_version = -1
         self._thresholds = thresholds
@@ -222,6 +228,17 @@ class Latencies:
         self._reach_ms = thresholds.largest_ms
 
     # --- what the driver says -------------------------------------------------------------------------------------------
+
+    @property
+    def pinger(self) -> Pinger | None:
+        """Who sends pings, and tells us of the answers. Until there is one, nothing is measured."""
+        return self._pinger
+
+    @pinger.setter
+    def pinger(self, pinger: Pinger | None) -> None:
+        self._pinger = pinger
+        if pinger is not None:
+            pinger.listen(self)
 
     def belongs_to(self, leader: str, now: float) -> None:
         """This broker's leader; its own name: it leads."""
@@ -268,7 +285,7 @@ class Latencies:
 
     # --- what the formation asks ----------------------------------------------------------------------------------------
 
-    def nearest_leader(self, below_ms: float, now: float) -> str:
+    def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
         """The nearest leader that announces itself, strictly below both thresholds: ours as given, and what it announces."""
         self._now = now
         self._read_board(now)
@@ -299,7 +316,7 @@ class Latencies:
             return FOREVER
         return target.average_ms
 
-    def known_ms(self, name: str) -> float:
+    def measured_ms(self, name: str) -> float:
         """What is known of a broker, if only by one answer long ago, for people to read; infinite without any."""
         target = self._targets.get(name)
         return FOREVER if target is None else target.average_ms
@@ -315,7 +332,7 @@ class Latencies:
         """Send the pings that are due."""
         self._now = now
         self._read_board(now)
-        pinger = self.pinger
+        pinger = self._pinger
         if pinger is None:
             return
         pinger.tick(now)
@@ -332,9 +349,10 @@ class Latencies:
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next."""
-        if self.pinger is None:
+        pinger = self._pinger
+        if pinger is None:
             return FOREVER
-        deadline = self.pinger.next_deadline()
+        deadline = pinger.next_deadline()
         if self._due:
             earliest = self._due[0][0]
             if self._allowance < 1.0:

@@ -146,8 +146,6 @@ class Monitor:
         self.standing = standing
         self.controller_epoch = -1
         """The controller whose orders count: whom the node is registered with."""
-        self.pongs: PongListener | None = None
-        """Who hears of answers to :meth:`Monitor.ping`, at once. Nobody: :class:`Ponged` is an event like others."""
         self.packets_sent = 0
         self.packets_received = 0
         self.bytes_sent = 0
@@ -160,6 +158,7 @@ class Monitor:
         self._by_hash: dict[bytes, str] = {}
         self._pings: dict[int, _Path] = {}
         self._direct: dict[int, tuple[str, float]] = {}
+        self._pongs: PongListener | None = None
         self._asked: dict[int, tuple[str, str, float]] = {}
         self._orders: dict[int, tuple[bytes, str, int, float]] = {}
         self._newest = 0
@@ -205,6 +204,10 @@ class Monitor:
         self._direct[identifier] = (name, now)
         self._send(address, packets.pingreq(identifier))
         self._next = min(self._next, now + DIRECT_PING_S)
+
+    def listen(self, pongs: PongListener) -> None:
+        """Who pings by name hears of answers at once, and :class:`Ponged` is no event any more."""
+        self._pongs = pongs
 
     def ask(self, helper_address: str, target: str, now: float) -> None:
         """Let another node measure its path to ``target``; :class:`Answered` follows if it does."""
@@ -269,8 +272,8 @@ class Monitor:
             self.ignored += 1
             return
         rtt_ms = (now - direct[1]) * 1e3
-        if self.pongs is not None:
-            self.pongs.ponged(direct[0], rtt_ms, now)
+        if self._pongs is not None:
+            self._pongs.ponged(direct[0], rtt_ms, now)
         else:
             self._events.append(Ponged(direct[0], rtt_ms))
 

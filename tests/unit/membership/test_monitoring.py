@@ -345,3 +345,20 @@ def test_a_node_that_moved_to_another_address_is_measured_anew() -> None:
     air.run(3.0)
     assert {address for _, name, address, _ in air.sent if name == "gateway"} == {"elsewhere"}
     assert air.pings("gateway") == 10
+
+
+def test_who_listens_for_answers_of_pings_hears_of_them_at_once() -> None:
+    heard: list[tuple[str, float]] = []
+
+    class Listener:
+        def ponged(self, name: str, round_trip_ms: float, now: float) -> None:
+            heard.append((name, round_trip_ms))
+
+    air = Air(fixed(14.0))
+    one = air.add("one")
+    air.add("other")
+    one.listen(Listener())
+    one.ping("other", "other", air.now)
+    air.run(1.0)
+    assert heard == [("other", pytest.approx(14.0))]
+    assert air.events["one"] == []
