@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -72,9 +73,13 @@ LEAVING_NS = 1_000_000_000
 
 
 def served_together(scenario: Scenario, clients: Sequence[Client]) -> dict[str, tuple[str, int] | None]:
-    """By client, what tells who reaches whom: clients of one broker have the same, and all clients of the fabric's brokers and
-    gateways."""
+    """By client, what tells who reaches whom: clients of one broker have the same, and all clients of the fabric's brokers, of
+    its gateways and of the cloud of its groups."""
     fabric = {(broker.host, broker.port) for broker in expand_brokers(scenario) if broker.fabric}
+    cloud = scenario.settings.get("fabric", {}).get("groups", {}).get("cloud") if scenario.protocol == "fabric" else None
+    if cloud is not None:
+        url = urlsplit(cloud)
+        fabric.add((url.hostname or "", url.port or 1883))
     fabric |= {(gateway.host, gateway.port) for gateway in expand_gateways(scenario)}
     return {
         client.name: None if (client.broker, client.port) in fabric else (client.broker, client.port) for client in clients

@@ -1,7 +1,9 @@
-"""Events of simulated MQTT clients in the schema of recorded events: what a load process records of real ones."""
+"""Events of simulated MQTT clients in the schema of recorded events: what a load process records of real ones; and of
+simulated brokers, what real ones record with ``--record``."""
 
 from __future__ import annotations
 
+from nearcast.mqtt.publication import Publication
 from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
 from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.identity import decode_identity
@@ -10,13 +12,16 @@ from nearcast.scenario.workload import Subscribing
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
+from nearcast.simulation.mqtt_broker import SimulatedBroker
+from nearcast.simulation.programs import ProgramNode
 
 
 class Recorder(Invariant):
     """Sees every fact of a run; nothing can violate it. Times are the world's, which no host's skew touches."""
 
-    def __init__(self, scenario: Scenario, writer: EventWriter) -> None:
+    def __init__(self, scenario: Scenario, writer: EventWriter, *, processed: bool = False) -> None:
         self._writer = writer
+        self._processed = processed
         clients = expand_clients(scenario)
         self._brokers = {client.name: (client.broker,) for client in clients}
         self._subscriptions = {client.name: client.subscribe for client in clients}
@@ -43,6 +48,10 @@ class Recorder(Invariant):
             self._connection("disconnected", fact.client, at_ns, fact.reason)
         elif isinstance(fact, facts.ClientLeft):
             self._connection("disconnected", fact.client, at_ns, "left, as the scenario says")
+        elif self._processed and isinstance(fact, facts.BrokerStarted) and isinstance(host.node, ProgramNode):
+            for program in host.node.programs:
+                if isinstance(program, SimulatedBroker):
+                    program.engine.effects.witness = _Witness(host, self._writer)
 
     def _sent(self, kind: Kind, message: facts.Message, at_ns: int, reason: str | None = None) -> None:
         self._writer.write(
@@ -104,3 +113,35 @@ class Recorder(Invariant):
                 reason=reason,
             )
         )
+
+
+class _Witness:
+    """What the brokers of a host process. A simulated cloud is a broker of ours and records for itself, so that what it was
+    given need not be."""
+
+    def __init__(self, host: Host, writer: EventWriter) -> None:
+        self._host = host
+        self._writer = writer
+
+    def processed(self, publication: Publication, now: float) -> None:
+        for payload in publication.payloads():
+            identity = decode_identity(payload)
+            if identity is not None:
+                self._writer.write(
+                    MessageEvent(
+                        kind="processed",
+                        at_ns=round(self._host.world.now * 1e9),
+                        client=self._host.name,
+                        message_id=message_id(identity.publisher, identity.sequence),
+                        sequence=identity.sequence,
+                        topic=publication.topic.decode("utf-8"),
+                        sent_ns=identity.sent_ns,
+                        qos=publication.qos,
+                        retained=publication.retain,
+                        size_bytes=len(payload),
+                        path=(self._host.name,),
+                    )
+                )
+
+    def relayed(self, publication: Publication, index: int, now: float) -> None:
+        pass

@@ -36,6 +36,9 @@ class SimulationSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     events: str | None = None
     run: str = "simulation"
+    processed: bool = False
+    """Whether brokers record what they process beside what clients see."""
+
     search_path: tuple[str, ...] = ()
     """Where to look for a protocol of somebody's own, after everything else: where we would find it."""
 
@@ -80,14 +83,22 @@ class _Line(msgspec.Struct):
     result: SimulationResult | None = None
 
 
-def run_simulated(run: Run[Any], scenario: Scenario, seed: int, *, events: str | None = None) -> SimulationResult:
+def run_simulated(
+    run: Run[Any], scenario: Scenario, seed: int, *, events: str | None = None, processed: bool = False
+) -> SimulationResult:
     """Simulate a scenario (its topology loaded). ``events`` names the directory of recorded events; only of MQTT scenarios.
+    With ``processed``, brokers record what they process beside what clients see.
 
     A violated invariant is an error here: an experiment measures what works.
     """
     directory = None if events is None else str(run.new_events(events).absolute())
     spec = SimulationSpec(
-        scenario=scenario, seed=seed, events=directory, run=run.name_of(events or "simulation"), search_path=tuple(sys.path)
+        scenario=scenario,
+        seed=seed,
+        events=directory,
+        run=run.name_of(events or "simulation"),
+        processed=processed,
+        search_path=tuple(sys.path),
     )
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "simulation.json"
@@ -142,7 +153,7 @@ def main(path: str) -> int:
     writer = None
     if spec.events is not None:
         writer = EventWriter(spec.events, spec.run, source="simulation")
-        observers.append(Recorder(spec.scenario, writer))
+        observers.append(Recorder(spec.scenario, writer, processed=spec.processed))
     try:
         outcome = simulate(spec.scenario, spec.seed, progress=progress, observers=observers)
         if writer is not None:
