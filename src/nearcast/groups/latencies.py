@@ -30,7 +30,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from nearcast.groups.thresholds import Thresholds
@@ -286,13 +286,16 @@ class Latencies:
     # --- what the formation asks ----------------------------------------------------------------------------------------
 
     def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
-        """The nearest leader that announces itself, strictly below both thresholds: ours as given, and what it announces."""
+        """The nearest leader that announces itself, strictly below both thresholds: ours as given, and what it announces; none
+        of those to avoid."""
         self._now = now
         self._read_board(now)
         nearest, nearest_ms = "", below_ms
         for name, target in self._near.items():
             average_ms = target.average_ms
-            if average_ms < nearest_ms and average_ms < target.threshold_ms and self._is_settled(target):
+            if name in avoid:
+                continue
+            if average_ms < nearest_ms and average_ms < target.threshold_ms and self._is_settled(target) and name not in avoid:
                 if now - target.pinged_at > self._settings.fail_after_s + self._settings.ping_interval_s:
                     self._plan_at(target, now)  # known from long ago: measured again first
                 else:

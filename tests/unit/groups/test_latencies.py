@@ -100,6 +100,8 @@ def test_the_nearest_leader_is_the_one_with_the_least_measured_latency() -> None
     assert world.me.nearest_leader(5.0, world.now) == ""
     world.run(2.0)
     assert world.me.nearest_leader(5.0, world.now) == "nearer"
+    assert world.me.nearest_leader(5.0, world.now, ["nearer"]) == "near"
+    assert world.me.nearest_leader(5.0, world.now, {"nearer", "near"}) == ""
     assert world.me.latency_ms("nearer") == pytest.approx(2.0)
     assert world.me.latency_ms("near") == pytest.approx(3.0)
     assert world.me.address("near") == "near:1884"
