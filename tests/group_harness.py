@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from nearcast.groups.formation import Formation
@@ -38,12 +38,12 @@ class Oracle:
         self._network = network
         self._name = name
 
-    def nearest_leader(self, below_ms: float, now: float) -> str:
+    def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
         network = self._network
         best, best_ms = "", below_ms
         for name in network.announced:
             latency_ms = network.seen_ms(self._name, name)
-            if name != self._name and latency_ms < best_ms:
+            if name != self._name and latency_ms < best_ms and name not in avoid:
                 best, best_ms = name, latency_ms
         return best
 

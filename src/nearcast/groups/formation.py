@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from nearcast.groups import messages, rosters, views
+from nearcast.groups.avoidance import Avoidance
 from nearcast.groups.changes import Change, LeaderChanged, ViewChanged
 from nearcast.groups.messages import Answer, Ask, Join, Leave, Message, Notice, Refuse, Update, Welcome
 from nearcast.groups.neighbours import Neighbours
@@ -65,8 +66,7 @@ class Formation:
         self._roster = self._alone(1)
         self._ask_at = now + rng.random() * settings.ask_interval_s
         self._idle_s = settings.ask_interval_s
-        self._left_alone = ""
-        self._left_alone_until = now
+        self._avoidance = Avoidance(settings.retry_s)
         # Following: the leader's view; none while this broker leads.
         self._view: View | None = None
         self._check_at = FOREVER
@@ -157,7 +157,8 @@ class Formation:
     def _step_is_due(self, now: float) -> None:
         step = self._step
         if step.kind == ASKING:
-            self._give_up(now, self._settings.retry_s)
+            self._avoidance.failed(step.target.name, now)
+            self._give_up(now)
         elif step.kind == MEASURING:
             self._consider(now)
         elif step.tries < self._settings.join_tries:
@@ -170,8 +171,8 @@ class Formation:
 
     def _look_around(self, now: float) -> None:
         join_ms = self._thresholds.join_ms
-        found = self._neighbours.nearest_leader(join_ms, now)
-        if not found or found == self.name or (found == self._left_alone and now < self._left_alone_until):
+        found = self._neighbours.nearest_leader(join_ms, now, self._avoidance.names(now))
+        if not found:
             self._idle_s = min(self._idle_s * 1.5, self._settings.idle_interval_s)
             self._ask_later(now, self._idle_s)
             return
@@ -188,16 +189,15 @@ class Formation:
     def _ask_later(self, now: float, about_s: float) -> None:
         self._ask_at = now + about_s * (0.5 + self._rng.random())
 
-    def _give_up(self, now: float, leave_alone_s: float) -> None:
-        """A leader's step is over. Who did not answer, or said no, is left alone for a while."""
-        if leave_alone_s > 0:
-            self._left_alone = self._step.target.name
-            self._left_alone_until = now + leave_alone_s
+    def _give_up(self, now: float) -> None:
+        """A leader's step is over."""
         self._step.end()
         self._ask_later(now, self._settings.ask_interval_s)
 
     def _asked(self, sender: str, ask: Ask, now: float) -> None:
         step = self._step
+        if self._view is None and self._roster.remove(sender, now):
+            self._changes.append(ViewChanged())  # whoever asks leads: it restarted, or its Leave is lost
         if self._view is not None:
             leader = self.place_of(self.leader)
             self._send(sender, Answer(ask.number, messages.REDIRECT, leader.name, leader.address))
@@ -206,7 +206,7 @@ class Formation:
             if outranks(ask.lcm, ask.size, sender, step.lcm, step.size, self.name):
                 self._begin_join(step.target, ask.threshold_ms, now)
             else:
-                self._give_up(now, 0.0)
+                self._give_up(now)
         elif step.kind == JOINING and step.is_with(sender):
             self._send(sender, Answer(ask.number, messages.YOU_LEAD))
         elif step.kind != IDLE:
@@ -228,10 +228,14 @@ class Formation:
         if answer.verdict == messages.I_LEAD:
             self._begin_join(step.target, self._thresholds.join_ms, now)
         elif answer.verdict == messages.YOU_LEAD:
-            self._give_up(now, 0.0)  # its Join follows
+            self._give_up(now)  # its Join follows
         else:
             self.refusals += 1
-            self._give_up(now, self._settings.retry_s if answer.verdict == messages.NO else 0.0)
+            if answer.verdict == messages.NO:
+                self._avoidance.failed(sender, now)
+            elif answer.verdict == messages.REDIRECT:
+                self._avoidance.is_no_leader(sender, now)
+            self._give_up(now)
 
     # --- leading: the group ---------------------------------------------------------------------------------------------
 
@@ -249,13 +253,15 @@ class Formation:
                     self._send(member.name, update)
 
     def _join_asked(self, sender: str, join: Join, now: float) -> None:
+        if self._view is None and join.renewing and self._step.kind == JOINING and self._roster.note(sender, now):
+            return  # it will hear in a moment whether we still lead
         if self._view is not None or self._step.kind == JOINING:
             # Who is about to follow another takes nobody in: two that did so to each other would both end up as members.
             hint = self._step.target if self._step.kind == JOINING else self.place_of(self.leader)
             self._send(sender, Refuse(join.number, hint.name, hint.address, hint.probe_address, self.view.join_ms))
             return
         if self._step.is_with(sender):
-            self._give_up(now, 0.0)  # the answer to our question was lost, or is late
+            self._give_up(now)  # the answer to our question was lost, or is late
         done = self._roster.admit(sender, join, now)
         if done == rosters.ADMITTED:
             self._changes.append(ViewChanged())
@@ -297,7 +303,8 @@ class Formation:
         """A leader stays one, with its group. A member whose leader leads no more leads itself."""
         self.refusals += 1
         if self._view is None:
-            self._give_up(now, self._settings.retry_s)
+            self._avoidance.failed(self._step.target.name, now)
+            self._give_up(now)
         elif self._step.voluntary:
             self._step.end()
         else:
@@ -312,6 +319,7 @@ class Formation:
             if not step.first_number <= welcome.number <= self._number:
                 return
             if view.version > self.view.version:
+                self._avoidance.succeeded(sender)
                 self._follow(view, now)
             elif step.tries < self._settings.join_tries:
                 self._send_join(now)  # our own view has changed since: the new one must be above it
@@ -428,15 +436,23 @@ class Formation:
         step = self._step
         if step.is_with(name):
             if step.kind == ASKING:
-                self._give_up(now, self._settings.retry_s)
+                self._avoidance.failed(name, now)
+                self._give_up(now)
             else:
                 self._join_failed(now)
         if self._view is None:
             if self._roster.remove(name, now):
                 self._changes.append(ViewChanged())
                 self._keep_group(now)
-        elif name == self._view.leader and (step.kind == IDLE or step.voluntary):
-            self._lead(now)
+        elif name == self._view.leader:
+            if step.kind == IDLE:
+                self._lead(now)
+            step.voluntary = False  # about to have another: there is no way back
+
+    def regained(self, name: str, now: float) -> None:
+        """There is a way to this broker again: if it is our leader, it may think that we have gone."""
+        if self._view is not None and name == self._view.leader:
+            self._renew_at = now
 
     def _lead(self, now: float) -> None:
         """Starts a group of its own."""

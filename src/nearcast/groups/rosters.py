@@ -56,6 +56,14 @@ class Roster:
         self._due(now)
         return ADMITTED
 
+    def note(self, sender: str, now: float) -> bool:
+        """A member was heard of. Whether it is one."""
+        if sender not in self._heard:
+            return False
+        self._heard.pop(sender)
+        self._heard[sender] = now
+        return True
+
     def remove(self, name: str, now: float) -> bool:
         """A member is gone. Whether it was one."""
         if name == self._name or name not in self.view.members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 
 import pytest
 
@@ -19,8 +20,8 @@ from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 class Near:
     """Everybody is 3 ms away."""
 
-    def nearest_leader(self, below_ms: float, now: float) -> str:
-        return "leader" if below_ms > 3.0 else ""
+    def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
+        return "leader" if below_ms > 3.0 and "leader" not in avoid else ""
 
     def latency_ms(self, name: str) -> float:
         return 3.0
@@ -156,7 +157,7 @@ def test_a_member_goes_where_its_messages_come_from() -> None:
 class Far(Near):
     """Nobody is near."""
 
-    def nearest_leader(self, below_ms: float, now: float) -> str:
+    def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
         return ""
 
 
