@@ -13,7 +13,7 @@ of which only the consequence is kept, that leaders who fall silent are forgotte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 NEVER = math.inf
+
+_ROWS = 256
+"""Of a matrix of distances at a time."""
 
 
 class Surroundings:
@@ -69,7 +72,8 @@ class Board:
         self._places = np.full(count, -1, np.int64)
         self._since = np.zeros(count)
         self._until = np.zeros(count)
-        self._vectors = unit_vectors
+        self.vectors = unit_vectors
+        """Where brokers are, if the nearest is the one with the largest cosine."""
         self._columns = np.zeros((3, count))
         self._leaving: list[tuple[float, int]] = []  # a heap: when an end has been heard everywhere
         self._farthest_s = float(delays_s.max(initial=0.0))
@@ -83,8 +87,8 @@ class Board:
             self.listed += 1
             self.who[place] = who
             self._places[who] = place
-            if self._vectors is not None:
-                self._columns[:, place] = self._vectors[who]
+            if self.vectors is not None:
+                self._columns[:, place] = self.vectors[who]
         elif self._until[place] == NEVER:
             return
         self._since[place] = since
@@ -112,19 +116,14 @@ class Board:
 
     def cosines(self, reader: int) -> Floats:
         """Of the angles between a broker's place and those of all entries."""
-        assert self._vectors is not None  # noqa: S101  # the caller looked
-        x, y, z = self._vectors[reader]
+        assert self.vectors is not None  # noqa: S101  # the caller looked
+        x, y, z = self.vectors[reader]
         listed = self.listed
         # Not a matrix product: its rounding depends on the machine, and one seed is one run on all of them.
         cosines: Floats = self._columns[0, :listed] * x
         cosines += self._columns[1, :listed] * y
         cosines += self._columns[2, :listed] * z
         return cosines
-
-    @property
-    def by_place(self) -> bool:
-        """Whether the nearest is the one with the largest cosine."""
-        return self._vectors is not None
 
     def _forget(self, now: float) -> None:
         """Drop entries whose end has been heard everywhere."""
@@ -161,7 +160,7 @@ class Known:
         self._none_below_ms = -1.0
         self._none_as_of = -math.inf
 
-    def nearest_leader(self, below_ms: float, now: float) -> str:
+    def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
         # What time the broker's own clock shows does not matter: the board keeps the world's.
         now = self._world.now
         board = self._board
@@ -170,8 +169,8 @@ class Known:
             return ""  # Nobody has been announced since there was nobody.
         if self._cloud is not None and self._surroundings.latency_ms(self._number, self._cloud) == math.inf:
             return ""
-        found = self._nearest(below_ms, now)
-        if found == "":
+        found = self._nearest(below_ms, now, avoid)
+        if found == "" and not avoid:
             self._none_below_ms = below_ms
             self._none_as_of = moment
         else:
@@ -185,12 +184,14 @@ class Known:
     def address(self, name: str) -> str:
         return address_of(name) if name in self._surroundings.numbers else ""
 
-    def _nearest(self, below_ms: float, now: float) -> str:
+    def _nearest(self, below_ms: float, now: float, avoid: Collection[str]) -> str:
         board, surroundings, own = self._board, self._surroundings, self._number
         heard = board.heard(own, now, self._known_for_s)
         who = board.who[: board.listed]
         heard &= who != own
-        if board.by_place:
+        for name in avoid:
+            heard &= who != surroundings.numbers.get(name, -1)
+        if board.vectors is not None:
             cosines = np.where(heard, board.cosines(own), -2.0)
             while cosines.size:
                 place = int(cosines.argmax())
@@ -210,6 +211,18 @@ class Known:
             if latency_ms < least_ms:
                 best, least_ms = surroundings.names[candidate], latency_ms
         return best
+
+
+def nearest_others(vectors: Floats, numbers: Sequence[int]) -> list[int]:
+    """For each of these places, which other of them is the nearest."""
+    chosen = vectors[np.asarray(numbers, dtype=np.int64)]
+    found: list[int] = []
+    for start in range(0, len(chosen), _ROWS):
+        cosines = chosen[start : start + _ROWS] @ chosen.T
+        rows = np.arange(len(cosines))
+        cosines[rows, start + rows] = -2.0
+        found += [numbers[place] for place in cosines.argmax(axis=1).tolist()]
+    return found
 
 
 def address_of(name: str) -> str:

@@ -36,24 +36,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nearcast.errors import ConfigError, InvariantViolated
+from nearcast.errors import ConfigError
 from nearcast.groups.formation import Formation
 from nearcast.groups.messages import Message, Welcome
 from nearcast.groups.settings import FormationSettings
-from nearcast.groups.stability import disagreeing, unstable
 from nearcast.groups.thresholds import Thresholds
 from nearcast.groups.views import Member, View
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.timeline import timeline
 from nearcast.simulation.group_failures import Detector
+from nearcast.simulation.group_invariants import Termination
 from nearcast.simulation.group_knowledge import Board, Floats, Known, Surroundings, address_of, stays, unit_vectors
 from nearcast.simulation.hosts import Host, Node
 from nearcast.simulation.invariants import Invariant, Protocol
 from nearcast.simulation.world import World
 
 LEAST_EXPIRY_S = 2.0
-MOST_TOLD = 5
-"""Of what is wrong."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -206,7 +204,13 @@ class Groups(Protocol):
             )
             detector.begin()
         last_event_s = max((_end_s(event) for event in events), default=0.0)
-        self._termination = Termination(self, world, settings, max(last_event_s, settings.start_spread_s))
+        self._termination = Termination(
+            self,
+            world,
+            quiet_s=settings.quiet_s,
+            stuck_s=settings.stuck_s,
+            last_event_s=max(last_event_s, settings.start_spread_s),
+        )
         return [self._termination]
 
     def formation_of(self, host: Host) -> Formation:
@@ -290,68 +294,6 @@ class Groups(Protocol):
         if self._cloud is None:
             return np.full(len(world.hosts), self.settings.announce_delay_s / 2.0)
         return np.array([self.surroundings.latency_ms(host.index, self._cloud) / 1000.0 for host in world.hosts])
-
-
-class Termination(Invariant):
-    """Group formation ends, and when it has, every leader is at least the threshold from every other, and every member below
-    the threshold from its leader (section II-C)."""
-
-    def __init__(self, groups: Groups, world: World, settings: GroupSettings, last_event_s: float) -> None:
-        self._groups = groups
-        self._world = world
-        self._quiet_s = settings.quiet_s
-        self._stuck_s = settings.stuck_s
-        self._last_event_s = last_event_s
-        self._looked_s = -math.inf
-        self._wrong_since = math.inf
-        self.holds = False
-        """Whether the conditions did when they were last looked at."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing will change any more."""
-        return self.holds and self._is_quiet and self._world.now > self._last_event_s + self._quiet_s
-
-    @property
-    def _is_quiet(self) -> bool:
-        return self._world.now - self._groups.viewed_s >= self._quiet_s
-
-    def check(self) -> None:
-        if not self._is_quiet:
-            self.holds = False
-            self._wrong_since = math.inf
-            return
-        if self.holds and self._looked_s > max(self._groups.viewed_s, self._last_event_s) + self._quiet_s:
-            return  # As it was.
-        wrong = self._look()
-        if not wrong:
-            self._wrong_since = math.inf
-        elif self._wrong_since == math.inf:
-            self._wrong_since = self._world.now
-        elif self._world.now - self._wrong_since >= self._stuck_s:
-            self._violated(f"nothing has changed for {self._stuck_s:g} s, and", wrong)
-
-    def finish(self) -> None:
-        if self.is_over:
-            return  # Looked at already.
-        wrong = self._look()
-        if wrong:
-            self._violated("group formation has not ended:", wrong)
-
-    def _look(self) -> list[str]:
-        formations = self._groups.running()
-        wrong = unstable(formations, self._latency_ms) or disagreeing(formations)
-        self.holds = not wrong
-        self._looked_s = self._world.now
-        return wrong
-
-    def _latency_ms(self, one: str, other: str) -> float:
-        surroundings = self._groups.surroundings
-        return surroundings.latency_ms(surroundings.numbers[one], surroundings.numbers[other])
-
-    def _violated(self, beginning: str, wrong: list[str]) -> None:
-        more = f"; and {len(wrong) - MOST_TOLD} more" if len(wrong) > MOST_TOLD else ""
-        raise InvariantViolated(f"{beginning} {'; '.join(wrong[:MOST_TOLD])}{more}")
 
 
 def _settings(scenario: Scenario) -> GroupSettings:
