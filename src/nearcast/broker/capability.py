@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from nearcast.config import EngineSettings, Limits
 from nearcast.groups.capability import Capability
@@ -44,6 +44,12 @@ _DELIVERY_RATE_AT: Final = 160
 _INFO_BYTES: Final = 168
 
 
+class KernelSocket(Protocol):
+    """A socket as far as the kernel is asked about it; uvloop has its own kind."""
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
 class CapabilityMeter:
     """Keeps a broker's LCM up to date."""
 
@@ -55,7 +61,7 @@ class CapabilityMeter:
         self._message_bytes = 0
         self._due_at = -math.inf
 
-    def refresh(self, cloud: socket.socket | None, messages: int, message_bytes: int) -> float | None:
+    def refresh(self, cloud: KernelSocket | None, messages: int, message_bytes: int) -> float | None:
         """The measure, when it is time to look again; none when it is not. ``messages`` and their bytes are those that this
         broker has received since it started."""
         now = self._monotonic()
@@ -115,7 +121,7 @@ def idle_share() -> float:
     return max(0.0, 1.0 - load / (os.cpu_count() or 1))
 
 
-def tcp_bytes_per_s(connection: socket.socket) -> float:
+def tcp_bytes_per_s(connection: KernelSocket) -> float:
     """What fits on a TCP connection, as its kernel sees it: what it delivered of late, or what its window lets it have under
     way in a round trip, whichever is more. 0 where the kernel does not say."""
     if sys.platform != "linux":
