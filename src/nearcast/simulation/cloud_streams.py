@@ -101,6 +101,11 @@ class CloudStreams:
             self._lose(end)
         return bool(closed)
 
+    def close(self) -> None:
+        """The broker stops."""
+        if self._end is not None:
+            self._end.close()
+
     def _lose(self, end: CloudEnd) -> None:
         if end is self._end:
             self._end = None

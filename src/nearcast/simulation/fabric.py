@@ -2,6 +2,12 @@
 
 Every broker has ``fabric = true`` and is called as its host (with its port, unless that is 1883). Without a controller each is
 told of all the others, or of those that ``links`` says. What must hold is in :mod:`nearcast.simulation.fabric_invariants`.
+
+With ``fabric.groups.cloud = "mqtt://host:port"``, brokers form broadcast groups, and the one broker without ``fabric`` that
+listens there is their cloud. They are told of nobody then, unless ``links`` or a controller does it or ``fabric.groups.links``
+is "all". What must hold of groups is in :mod:`nearcast.simulation.broadcast_ledger` and
+:mod:`nearcast.simulation.broadcast_tables`.
+
 Settings, beside those of ``mqtt``:
 
 ``links``
@@ -11,6 +17,11 @@ Settings, beside those of ``mqtt``:
     Settings of the links, as in a broker's configuration.
 ``moves_per_minute``
     How often a client of a gateway, any one, is moved to another broker, any one, until ``duration_s`` is over (0).
+``lcm``
+    Leadership capability of brokers, by name; others have ``fabric.groups.lcm``, or 1.
+``merge_kills``
+    In which share of merges of two groups, until ``duration_s`` is over, a leader dies at some moment of it, to start again
+    within seconds (0).
 """
 
 from __future__ import annotations
@@ -20,8 +31,12 @@ from typing import Any
 
 from nearcast.errors import ConfigError
 from nearcast.fabric.gateway import GatewaySettings
-from nearcast.scenario.expansion import expand_brokers, expand_clients, expand_gateways
+from nearcast.scenario.expansion import Client, expand_brokers, expand_clients, expand_gateways
 from nearcast.scenario.scenario import Broker, Controller, Gateway, Scenario
+from nearcast.simulation.broadcast_faults import MergeKills
+from nearcast.simulation.broadcast_ledger import BroadcastLedger, GroupBrokers
+from nearcast.simulation.broadcast_tables import BroadcastTables, RuleClasses
+from nearcast.simulation.cloud_broker import CloudBroker
 from nearcast.simulation.fabric_broker import FabricBroker
 from nearcast.simulation.fabric_controller import SimulatedController
 from nearcast.simulation.fabric_gateway import SimulatedGateway
@@ -30,6 +45,7 @@ from nearcast.simulation.fabric_settings import FabricSettings, settings_of
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.mqtt import Mqtt, MqttNode
+from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_client import Workload
 from nearcast.simulation.streams import Stream
 from nearcast.simulation.world import World
@@ -49,6 +65,7 @@ class Fabric(Mqtt):
         self._dials: dict[str, list[str]] = {}
         self._gateways_of: dict[str, list[Gateway]] = {}
         self._controller: Controller | None = None
+        self._cloud: Broker | None = None
         self._duration_s = 0.0
         self.gateways = 0
         self.moves_asked = 0
@@ -58,10 +75,14 @@ class Fabric(Mqtt):
         self._world = world
         clients = expand_clients(scenario)
         for broker in expand_brokers(scenario):
-            if not broker.fabric:
+            if broker.fabric:
+                self.brokers[broker.name] = broker
+            elif (broker.host, broker.port) == self.settings.cloud:
+                self._cloud = broker
+            else:
                 raise ConfigError(f"`brokers`: {broker.name} needs `fabric = true` in the protocol fabric", key="brokers")
-            self.brokers[broker.name] = broker
             self.brokers_of.setdefault(broker.host, []).append(broker)
+        self._check_groups()
         self._controller = scenario.controller
         self._duration_s = scenario.duration_s
         self._dials = self._whom_to_dial()
@@ -70,7 +91,7 @@ class Fabric(Mqtt):
             self._gateways_of.setdefault(gateway.host, []).append(gateway)
         self.gateways = len(gateways)
         doors = {(gateway.host, gateway.port) for gateway in gateways}
-        listening = {(broker.host, broker.port) for broker in self.brokers.values()} | doors
+        listening = {(broker.host, broker.port) for brokers in self.brokers_of.values() for broker in brokers} | doors
         for client in clients:
             if (client.broker, client.port) not in listening:
                 raise ConfigError(
@@ -82,14 +103,63 @@ class Fabric(Mqtt):
         controllers = [] if self._controller is None else [self._controller.host]
         for name in dict.fromkeys([*controllers, *self.brokers_of, *self._gateways_of, *self.workloads_of]):
             world.place(name, lambda host: MqttNode(host, self))
-        durable = {broker.name: broker.durable for broker in self.brokers.values()}
-        brokers = Brokers(durable, self._running, lambda name: _is_meant(self.brokers[name], world.now))
-        ledger = FabricLedger(clients, brokers, doors, lambda: world.now)
-        self.ledger = ledger
-        self.tables = FabricTables(clients, brokers, lambda: world.now, lambda: world.is_cut, lambda: ledger.disturbances == 0)
+        self.ledger, self.tables = self._what_must_hold(world, clients, doors)
         if self.settings.moves_per_minute > 0:
             self._plan_move(world, random.Random(f"{world.seed}/moves"))
-        return [ledger, self.tables]
+        hosts = {broker.name: broker.host for broker in self.brokers.values()}
+        kills = MergeKills(world, hosts, self.settings.merge_kills, self._duration_s)
+        return [self.ledger, self.tables, *([kills] if self.settings.merge_kills > 0 else [])]
+
+    def _what_must_hold(
+        self, world: World, clients: tuple[Client, ...], doors: set[tuple[str, int]]
+    ) -> tuple[FabricLedger, FabricTables]:
+        durable = {broker.name: broker.durable for broker in self.brokers.values()}
+
+        def is_meant(name: str) -> bool:
+            return _is_meant(self.brokers[name], world.now)
+
+        def now() -> float:
+            return world.now
+
+        cloud = self._cloud
+        if cloud is None:
+            brokers = Brokers(durable, self._running, is_meant)
+            ledger = FabricLedger(clients, brokers, doors, now)
+            return ledger, FabricTables(clients, brokers, now, lambda: world.is_cut, lambda: ledger.disturbances == 0)
+        groups = self.settings.fabric.groups
+        rules = RuleClasses(self.settings.fabric.classes)
+        address = (cloud.host, cloud.port)
+        grouped = GroupBrokers(
+            durable, self._running, is_meant, lambda: self._process(*address), address, cloud_durable=cloud.durable
+        )
+        broadcast = BroadcastLedger(clients, grouped, doors, now, groups, rules.class_of)
+
+        def latency_ms(one: str, other: str) -> float:
+            hosts = [world.host(self.brokers[name].host) for name in (one, other)]
+            return world.network.one_way_ms(hosts[0].index, hosts[1].index)
+
+        tables = BroadcastTables(
+            clients,
+            grouped,
+            now,
+            lambda: world.is_cut,
+            lambda: broadcast.disturbances == 0,
+            groups,
+            latency_ms,
+            rules.class_of,
+        )
+        return broadcast, tables
+
+    def _check_groups(self) -> None:
+        settings = self.settings
+        if settings.cloud is not None and self._cloud is None:
+            host, port = settings.cloud
+            raise ConfigError(
+                f"`settings.fabric.groups.cloud`: no broker without `fabric` is on {host} at port {port}", key="settings"
+            )
+        for name in settings.lcm:
+            if name not in self.brokers:
+                raise ConfigError(f"`settings.lcm`: no broker is called {name}", key="settings.lcm")
 
     def _plan_move(self, world: World, rng: random.Random) -> None:
         """Move some client somewhere, and again after a while."""
@@ -151,7 +221,7 @@ class Fabric(Mqtt):
         """The link addresses that each broker is told of."""
         dials: dict[str, list[str]] = {name: [] for name in self.brokers}
         pairs = self.settings.links
-        if pairs is None and self._controller is not None:
+        if pairs is None and (self._controller is not None or self._links_by_group()):
             return dials
         if pairs is None:
             pairs = tuple((one, other) for one in self.brokers for other in self.brokers if one != other)
@@ -162,8 +232,15 @@ class Fabric(Mqtt):
             dials[one].append(_address(self.brokers[other]))
         return dials
 
-    def make_broker(self, host: Host, broker: Broker, node: MqttNode) -> FabricBroker:
+    def _links_by_group(self) -> bool:
+        """Whether brokers find each other by their groups alone."""
+        groups = self.settings.fabric.groups
+        return groups.cloud is not None and groups.links != "all" and self.settings.links is None and self._controller is None
+
+    def make_broker(self, host: Host, broker: Broker, node: MqttNode) -> SimulatedBroker:
         settings = self.settings
+        if not broker.fabric:
+            return CloudBroker(host, broker, settings.limits, settings.snapshot_bytes, settings.snapshot_step_bytes, node)
         made = self.fabric_broker_class(
             host,
             broker,
@@ -174,6 +251,7 @@ class Fabric(Mqtt):
             settings.snapshot_bytes,
             settings.snapshot_step_bytes,
             node,
+            lcm=settings.lcm.get(broker.name, settings.fabric.groups.lcm or 1.0),
         )
         node.ports[broker.link_port] = made
         if settings.links is not None:
@@ -196,6 +274,8 @@ class Fabric(Mqtt):
         tables = self.tables
         crossed = {} if tables is None else {"crossed": tables.crossed, "crossed_again": tables.crossed_again}
         figures = {**super().report(), **crossed}
+        if isinstance(tables, BroadcastTables):
+            figures |= tables.figures()
         if self.gateways and self._world is not None:
             moves = [gateway.machine.moves for _, gateway in self._running_gateways(self._world)]
             figures["gateways"] = self.gateways

@@ -1,12 +1,12 @@
 """A broker of a fabric on a simulated host: the broker of :mod:`nearcast.simulation.mqtt_broker`, and its links.
 
 The order of things is that of :mod:`nearcast.broker.links`: after every event the fabric settles, output leaves as the journal
-allows, and what the fabric wants to be dialled is dialled.
+allows, and what the fabric wants to be dialled is dialled, the cloud of its broadcast groups included.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from nearcast.config import Limits
 from nearcast.errors import StorageUnavailable
@@ -17,11 +17,13 @@ from nearcast.fabric.links import CONTROLLER
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.scenario.scenario import Broker
+from nearcast.simulation.cloud_streams import CloudStreams
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.folders import DiskFolder
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.link_streams import LinkStreams
 from nearcast.simulation.mqtt_broker import SimulatedBroker
+from nearcast.simulation.mqtt_facts import GroupChanged, MergeBegan
 from nearcast.simulation.mqtt_topics import SimulatedTopics
 from nearcast.simulation.programs import ProgramNode
 from nearcast.simulation.streams import Stream
@@ -77,8 +79,16 @@ class DiskSpool:
         return [(int(session), int(number)) for session, _, number in found]
 
 
+class Group(NamedTuple):
+    """What was told last of a broker's group."""
+
+    leader: str
+    version: int
+    asks: int
+
+
 class FabricBroker(SimulatedBroker):
-    """One broker's process. ``peers`` are the link addresses that it is told of."""
+    """One broker's process. ``peers`` are the link addresses that it is told of, ``lcm`` is its capability as a leader."""
 
     def __init__(
         self,
@@ -92,6 +102,7 @@ class FabricBroker(SimulatedBroker):
         step_bytes: int,
         node: ProgramNode,
         topics: SimulatedTopics | None = None,
+        lcm: float = 1.0,
     ) -> None:
         super().__init__(host, described.port, described.durable, limits, snapshot_bytes, step_bytes, node, topics)
         self.name = described.name
@@ -109,11 +120,18 @@ class FabricBroker(SimulatedBroker):
             self.spool = DiskSpool(host.disk, f"broker-{described.port}-spool/", self.token + SPOOL)
         self.monitor: Monitor | None = None
         self.registration: Registration | None = None
-        if controller is not None:
+        cloud = self.fabric.broadcast.cloud
+        if controller is not None or cloud is not None:
             self.monitor = Monitor(described.name, SECRET, host.rng, MonitorSettings(), standing=False)
+            node.datagram_ports[described.link_port] = self
+        if controller is not None and self.monitor is not None:
             self.registration = Registration(BrokerNode(self.fabric, self._describe, durable=described.durable), self.monitor)
             self.fabric.users[CONTROLLER] = self.registration
-            node.datagram_ports[described.link_port] = self
+        self.lcm = lcm
+        self.cloud: CloudStreams | None = None
+        if cloud is not None:
+            self.cloud = CloudStreams(cloud, settings.groups.cloud or "", host, self, node.owners)
+        self._group = Group("", 0, 0)
 
     def _describe(self) -> Node:
         address = f"{self.host.name}:{self.link_port}"
@@ -132,6 +150,8 @@ class FabricBroker(SimulatedBroker):
             fabric.dial(address, self.host.now)
         if self.controller is not None:
             fabric.dial(self.controller, self.host.now)
+        if self.monitor is not None and self.cloud is not None:
+            fabric.broadcast.start(self.monitor, fabric.routes.address, fabric.routes.address, self.lcm, self.host.now)
         fabric.tick(self.host.now)
         self.host.listen(self.link_port)
         super()._let_in()
@@ -157,6 +177,8 @@ class FabricBroker(SimulatedBroker):
         self.host.stop_listening(self.link_port)
         for link in list(fabric.links):
             link.close("the broker is stopping")
+        if self.cloud is not None:
+            self.cloud.close()
         super()._settle()
 
     # --- streams --------------------------------------------------------------------------------------------------------
@@ -171,23 +193,29 @@ class FabricBroker(SimulatedBroker):
             self._settle()
 
     def opened(self, stream: Stream) -> None:
-        if not self.failed and self.links.opened(stream):
+        if not self.failed and (self.links.opened(stream) or (self.cloud is not None and self.cloud.opened(stream))):
             self._settle()
 
     def received(self, stream: Stream, data: bytes) -> None:
-        if not self.failed and self.links.received(stream, data):
+        if self.failed:
+            return
+        if self.links.received(stream, data) or (self.cloud is not None and self.cloud.received(stream, data)):
             self._settle()
         else:
             super().received(stream, data)
 
     def writable(self, stream: Stream) -> None:
-        if not self.failed and self.links.writable(stream):
+        if self.failed:
+            return
+        if self.links.writable(stream) or (self.cloud is not None and self.cloud.writable(stream)):
             self._settle()
         else:
             super().writable(stream)
 
     def lost(self, stream: Stream, reason: str) -> None:
-        if not self.failed and self.links.lost(stream):
+        if self.failed:
+            return
+        if self.links.lost(stream) or (self.cloud is not None and self.cloud.lost(stream)):
             self._settle()
         else:
             super().lost(stream, reason)
@@ -212,12 +240,28 @@ class FabricBroker(SimulatedBroker):
         if self.failed:
             return
         super()._settle()
-        while self.links.reap():
+        while self.links.reap() or (self.cloud is not None and self.cloud.reap()):
             super()._settle()
         self.links.dial()
+        if self.cloud is not None and self.open:
+            self.cloud.dial()
+            self._tell_group()
         if self.monitor is not None:
             for address, data in self.monitor.take_outgoing():
                 self._node.send_datagram(self.link_port, address, data)
+
+    def _tell_group(self) -> None:
+        """Tell whoever watches what this broker knows of its group, if that is new."""
+        formation = self.fabric.broadcast.formation
+        view = formation.view
+        known = Group(formation.leader, view.version, formation.asks)
+        if known == self._group:
+            return
+        if known.asks != self._group.asks:
+            self.host.observe(MergeBegan(self.name))
+        if (known.leader, known.version) != (self._group.leader, self._group.version):
+            self.host.observe(GroupChanged(self.name, formation.leader, view.version, tuple(view.members)))
+        self._group = known
 
     def _flush(self) -> None:
         self.fabric.settle(self.host.now)
@@ -230,6 +274,9 @@ class FabricBroker(SimulatedBroker):
         if self.open and self.links.next_deadline() <= self.host.now:
             self.links.tick()
             self._settle()
+        if self.open and self.cloud is not None and self.cloud.next_deadline() <= self.host.now:
+            self.cloud.tick()
+            self._settle()
         if self.open and self.fabric.next_deadline() <= self.host.now:
             self.fabric.tick(self.host.now)
             self._settle()
@@ -239,5 +286,5 @@ class FabricBroker(SimulatedBroker):
     def next_deadline(self) -> float:
         if not self.open:
             return float("inf")
-        deadline = min(super().next_deadline(), self.fabric.next_deadline(), self.links.next_deadline())
-        return min(deadline, self._leave_by)
+        deadline = min(super().next_deadline(), self.fabric.next_deadline(), self.links.next_deadline(), self._leave_by)
+        return deadline if self.cloud is None else min(deadline, self.cloud.next_deadline())

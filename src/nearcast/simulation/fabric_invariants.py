@@ -36,6 +36,7 @@ from nearcast.mqtt.session import RELEASED, Session
 from nearcast.scenario.expansion import Client
 from nearcast.scenario.identity import IDENTITY_BYTES, decode_identity
 from nearcast.simulation import mqtt_facts as facts
+from nearcast.simulation.cloud_broker import CloudBroker
 from nearcast.simulation.fabric_broker import FabricBroker
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
@@ -73,9 +74,9 @@ class Brokers:
         broker = self._find(name)
         return broker if broker is not None and broker.open else None
 
-    def sessions_of(self, client: str) -> list[tuple[FabricBroker, Session]]:
+    def sessions_of(self, client: str) -> list[tuple[FabricBroker | CloudBroker, Session]]:
         """Where a client has a session: at one broker, or while it moves at two."""
-        found = []
+        found: list[tuple[FabricBroker | CloudBroker, Session]] = []
         for broker in self.open():
             session = broker.engine.sessions.by_client.get(client)
             if session is not None and not is_shadow(session):

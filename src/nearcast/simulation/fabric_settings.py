@@ -1,18 +1,16 @@
-"""What a scenario's ``settings`` may say to the protocol ``fabric``. What each means is told in :mod:`nearcast.simulation.fabric`."""
+"""What a scenario's ``settings`` may say to the protocol ``fabric``; what each means is told in its module."""
 
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from nearcast.errors import ConfigError
 from nearcast.fabricconfig import Fabric as LinkSettings
 from nearcast.scenario.scenario import Scenario
+from nearcast.simulation.cloud_streams import split_url
 from nearcast.simulation.mqtt import MqttSettings
-
-MQTT_PORT: Final = 1883
 
 NO_FILE: Final = "the secret of a simulated fabric"
 """In the place of a ``secret_file``, which no simulated node reads."""
@@ -24,7 +22,7 @@ class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fie
     links: tuple[tuple[str, str], ...] | None = None
     fabric: LinkSettings = LinkSettings()
     moves_per_minute: float = 0.0
-    lcm: dict[str, float] = {}
+    lcm: dict[str, float] = msgspec.field(default_factory=dict)
     merge_kills: float = 0.0
 
     def __post_init__(self) -> None:
@@ -40,10 +38,7 @@ class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fie
     def cloud(self) -> tuple[str, int] | None:
         """Host and port of the cloud's broker."""
         url = self.fabric.groups.cloud
-        if url is None:
-            return None
-        parts = urlsplit(url)
-        return parts.hostname or "", parts.port or MQTT_PORT
+        return None if url is None else split_url(url)
 
 
 def settings_of(scenario: Scenario) -> FabricSettings:

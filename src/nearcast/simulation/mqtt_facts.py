@@ -130,3 +130,20 @@ class Delivered:
     payload: bytes
     qos: int
     retained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MergeBegan:
+    """The leader of a broadcast group asked another one to merge."""
+
+    broker: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChanged:
+    """A broker knows its broadcast group otherwise than before: who leads it, and who is in it."""
+
+    broker: str
+    leader: str
+    version: int
+    members: tuple[str, ...]
