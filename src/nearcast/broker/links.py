@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nearcast.broker.grouping import Grouping
 from nearcast.broker.probing import Probing
 from nearcast.broker.registering import Registering
 from nearcast.broker.spool_files import SPOOL, SpoolFiles
@@ -75,9 +76,13 @@ class Links:
         self.sockets = LinkSockets(self.fabric, settings, broker.monotonic, self.flush)
         self.probing: Probing | None = None
         self.registering: Registering | None = None
+        self.grouping: Grouping | None = None
         if settings.controller or settings.groups.cloud:
             self.probing = Probing(self.fabric.name, secret, broker.monotonic, self.flush)
-            self.registering = Registering(broker, self.fabric, self.probing) if settings.controller else None
+            if settings.controller:
+                self.registering = Registering(broker, self.fabric, self.probing)
+            if settings.groups.cloud:
+                self.grouping = Grouping(broker, self.fabric.broadcast, self.probing, self.flush)
 
     def open(self) -> None:
         """The journal was read: go on with what it has for other brokers, and where too much of that is to go."""
@@ -125,6 +130,8 @@ class Links:
         if settings.controller is not None and self.registering is not None:
             self.registering.start(listeners)
             self.fabric.dial(settings.controller, now)
+        if self.grouping is not None:
+            self.grouping.start(self.fabric.routes.address, now)
         self.fabric.tick(now)
         self.flush()
 
@@ -145,6 +152,8 @@ class Links:
             self._broker.let_in(connection)
         self._flush_engine()
         self.sockets.dial()
+        if self.grouping is not None:
+            self.grouping.flush()
         if self.probing is not None:
             self.probing.send()
         for link, up in fabric.take_news():
@@ -157,6 +166,8 @@ class Links:
         if self.fabric.next_deadline() <= now:
             self.fabric.tick(now)
             self.flush()
+        if self.grouping is not None:
+            self.grouping.tick()
 
     # --- the end --------------------------------------------------------------------------------------------------------
 
@@ -198,19 +209,31 @@ class Links:
                 if link.relayed == relayed:
                     link.close("the broker is stopping")
             self.flush()
+        if self.grouping is not None:
+            self.grouping.socket.say_goodbye()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
-                await self.sockets.emptied()
+                await self.emptied()
+
+    async def emptied(self) -> None:
+        """Wait until there is no connection left, to whomever."""
+        await self.sockets.emptied()
+        if self.grouping is not None:
+            await self.grouping.socket.ended()
 
     def cut(self) -> None:
         """End everything at once; the machines hear nothing."""
         self.sockets.cut_all()
+        if self.grouping is not None:
+            self.grouping.socket.cut()
         if self.probing is not None:
             self.probing.close()
 
     def abort(self) -> None:
         """End everything at once."""
         self.sockets.abort_all()
+        if self.grouping is not None:
+            self.grouping.socket.abort()
         if self.probing is not None:
             self.probing.close()
 
@@ -236,6 +259,7 @@ class Links:
             "fabric_brokers": (len(peers), "Other brokers known, up or away."),
             "fabric_brokers_up": (sum(peer.up for peer in peers), "Other brokers that can be reached."),
             "fabric_gateways": (sum(link.role == "gateway" for link in up), "Gateways that are connected."),
+            **({} if self.grouping is None else self.grouping.gauges()),
         }
 
     def counters(self) -> dict[str, tuple[float, str]]:
@@ -256,6 +280,7 @@ class Links:
             "fabric_moves_in": (fabric.handover.arrivals.installed, "Sessions taken over from another broker."),
             "fabric_moves_failed": (fabric.handover.departures.failed, "Sessions that were to leave and stayed."),
             "fabric_moves_back": (fabric.handover.departures.thawed, "Clients brought back because their new broker failed."),
+            **({} if self.grouping is None else self.grouping.counters()),
         }
 
     def by_broker(self) -> dict[str, tuple[str, dict[str, float]]]:
@@ -288,7 +313,8 @@ class Links:
     def figures(self) -> dict[str, int]:
         """Figures for ``$SYS``."""
         peers = self.fabric.peers.values()
-        return {"fabric/brokers/known": len(peers), "fabric/brokers/connected": sum(peer.up for peer in peers)}
+        groups = {} if self.grouping is None else self.grouping.figures()
+        return {"fabric/brokers/known": len(peers), "fabric/brokers/connected": sum(peer.up for peer in peers), **groups}
 
     def health(self) -> dict[str, object]:
         """What /healthz shows."""

@@ -242,7 +242,7 @@ class Broker:
     async def _emptied(self) -> None:
         await self._clients_gone()
         if self.links is not None:
-            await self.links.sockets.emptied()
+            await self.links.emptied()
 
     async def _close_listeners(self) -> None:
         for listener in self.listeners:
@@ -555,6 +555,7 @@ class Broker:
             },
             "topics": self.topics.health(),
             "fabric": None if self.links is None else self.links.health(),
+            "groups": None if self.links is None or self.links.grouping is None else self.links.grouping.facts(),
         }
 
 

@@ -19,6 +19,7 @@ from nearcast.fabric.control import (
     Report,
 )
 from nearcast.fabric.fabric import Fabric
+from nearcast.fabric.group_facts import group_facts
 from nearcast.fabric.trunks import Channel
 
 MAX_SESSIONS_LISTED: Final = 20_000
@@ -105,6 +106,7 @@ class BrokerNode(Registrant):
                 for peer in fabric.peers.values()
                 if peer.link is not None and peer.up
             ],
+            group=group_facts(fabric.broadcast, leaders=False),
         )
         self._report_clients(report)
         return report

@@ -5,9 +5,17 @@ Nothing decides by these; whoever decides has :class:`~nearcast.groups.formation
 
 from __future__ import annotations
 
-from typing import Literal
+import heapq
+import math
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from nearcast.fabric.broadcast import Broadcast
+    from nearcast.fabric.relaying import Relay
+
+MAX_LEADERS_SHOWN: Final = 1_000
 
 CloudState = Literal["connected", "connecting", "not needed"]
 """The way to the cloud of this broker itself. A member of a group needs none."""
@@ -65,3 +73,91 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Other groups' leaders, the nearest first. Not reported to a controller, which hears it from them."""
     figures: dict[str, float] = {}
     """Counters since the start, by name."""
+
+
+_CLOUD_STATES: Final[dict[str, CloudState]] = {
+    "connected": "connected",
+    "connecting": "connecting",
+    "waiting": "connecting",
+    "idle": "not needed",
+}
+
+
+def group_facts(broadcast: Broadcast, *, leaders: bool) -> GroupFacts | None:
+    """One broker's group as it is now; none without a cloud."""
+    cloud, relay = broadcast.cloud, broadcast.relay
+    if cloud is None or relay is None:
+        return None
+    formation, settings = broadcast.formation, broadcast.settings
+    view = formation.view
+    return GroupFacts(
+        name=formation.name,
+        leader=view.leader,
+        view=view.version,
+        region=settings.region,
+        lcm=formation.lcm,
+        threshold_ms=view.join_ms,
+        leave_threshold_ms=view.leave_ms,
+        latency_ms=None if broadcast.leads else known(broadcast.latencies.measured_ms(view.leader)),
+        cloud=settings.cloud or "",
+        cloud_state=_CLOUD_STATES[cloud.state],
+        cloud_filters=len(broadcast.coverage.filters.wanted()) if cloud.connected else 0,
+        relay=_own_relay(broadcast, relay),
+        waiting_messages=relay.session.queued_messages + relay.session.spilled_messages,
+        fellows=[_fellow(broadcast, name) for name in sorted(broadcast.members())],
+        leaders=_leaders(broadcast) if leaders else [],
+        figures=broadcast.figures(),
+    )
+
+
+def known(latency_ms: float) -> float | None:
+    """A latency that is one."""
+    return round(latency_ms, 3) if math.isfinite(latency_ms) else None
+
+
+def _own_relay(broadcast: Broadcast, relay: Relay) -> RelayState:
+    if broadcast.leads:
+        return "live" if broadcast.cloud is not None and broadcast.cloud.connected else "no cloud"
+    return "live" if relay.is_live else "catching up" if relay.turn else "held"
+
+
+def _relay_of(broadcast: Broadcast, name: str) -> RelayState:
+    """How a member's messages get to the cloud, as its leader has it."""
+    relay = broadcast.relay
+    if relay is None or not broadcast.leads:
+        return "-"
+    source = relay.sources.get(name)
+    return "held" if source is None else "live" if source.live_after >= 0 else "catching up"
+
+
+def _fellow(broadcast: Broadcast, name: str) -> FellowFacts:
+    peer = broadcast.fabric.peers.get(name)
+    link = None if peer is None else peer.link
+    latency_ms = known(broadcast.latencies.measured_ms(name))
+    if latency_ms is None and link is not None and link.rtt_ms > 0.0:
+        latency_ms = round(link.rtt_ms / 2.0, 3)  # members are measured by themselves, not by their leader
+    return FellowFacts(
+        name=name,
+        address=broadcast.formation.view.members[name].address,
+        up=peer is not None and peer.up,
+        latency_ms=latency_ms,
+        relay=_relay_of(broadcast, name),
+    )
+
+
+def _leaders(broadcast: Broadcast) -> list[LeaderFacts]:
+    """The nearest ones: there may be thousands."""
+    measured = broadcast.latencies.measured_ms
+    nearest = heapq.nsmallest(
+        MAX_LEADERS_SHOWN, broadcast.board.announced(), key=lambda leader: (measured(leader.name), leader.name)
+    )
+    return [
+        LeaderFacts(
+            name=leader.name,
+            latency_ms=known(measured(leader.name)),
+            lcm=leader.lcm,
+            size=leader.size,
+            threshold_ms=leader.threshold_ms,
+        )
+        for leader in nearest
+    ]
