@@ -181,6 +181,8 @@ class Cloud:
         self._prefix = settings.prefix + "/"
         self._marks_topic = marks_topic(settings, name)
         self._marks: dict[int, None] = {}
+        # Those of them that are to be sent on this connection, once the cloud is known to give them back.
+        self._unsent_marks: list[int] = []
         self._marks_key = hmac.digest(secret, b"nearcast markers at the cloud", hashlib.sha256)
         # Markers of an earlier process of this broker may still come back.
         self._marks_nonce = rng.getrandbits(64).to_bytes(8, "big")
@@ -393,8 +395,13 @@ class Cloud:
         self._marks[token] = None
         self._wake(now)
         if self.connected:
-            self._send_mark(token, now)
+            self._unsent_marks.append(token)
             self._act(now)
+
+    def _send_marks(self, now: float) -> None:
+        tokens, self._unsent_marks = self._unsent_marks, []
+        for token in tokens:
+            self._send_mark(token, now)
 
     def _send_mark(self, token: int, now: float) -> None:
         said = blob(self._marks_nonce) + number(token)
@@ -422,17 +429,20 @@ class Cloud:
         self._acting = True
         try:
             machine = self.machine
-            while True:
+            busy = True
+            while busy:
                 events = machine.take_events()
                 for event in events:
                     self._handle(event, now)
-                if machine.state == CONNECTED:
-                    for version in self._subscriptions.pump(now):
-                        self._owner.subscribed(version, now)
-                    if not self._needed() and not self._subscriptions.waiting:
-                        machine.disconnect(now)
-                if not events:
-                    break
+                reached = self._subscriptions.pump(now) if machine.state == CONNECTED else []
+                for version in reached:
+                    self._owner.subscribed(version, now)
+                if self._unsent_marks and machine.state == CONNECTED and self._subscriptions.has(self._marks_topic):
+                    self._send_marks(now)
+                busy = bool(events or reached)
+                if not busy and machine.state == CONNECTED and not self._needed() and not self._subscriptions.waiting:
+                    machine.disconnect(now)
+                    busy = True
             self._let_out()
         finally:
             self._acting = False
@@ -484,8 +494,7 @@ class Cloud:
             self._echoes.clear()
             self._copies.clear()
         self._subscriptions.greeted(event.session_present, event.limits)
-        for token in self._marks:
-            self._send_mark(token, now)
+        self._unsent_marks = list(self._marks)
         self._owner.connected(event.session_present, now)
 
     def _ended(self, event: Disconnected, now: float) -> None:

@@ -105,6 +105,10 @@ class CloudSubscriptions:
         """Whether something is to be asked for, or to be answered."""
         return bool(self._outdated or self._adding or self._dropping or self._subscribing or self._unsubscribing)
 
+    def has(self, topic_filter: str) -> bool:
+        """Whether the cloud is known to have this one."""
+        return topic_filter in self._asked and all(topic_filter not in names for names in self._subscribing.values())
+
     def matches(self, topic: str) -> bool:
         """Whether what is published there comes to us, as far as we asked for it."""
         return self._asked_tree.matches(topic)
