@@ -55,9 +55,6 @@ ASKED_FOR_S: Final = 10.0
 NEAR_FACTOR: Final = 2.0
 """Below this many join thresholds a broker is near."""
 
-MAX_TARGETS: Final = 16_384
-"""Brokers that are remembered at most."""
-
 SWEEP_S: Final = 10.0
 """When there are too many, who need not be remembered is looked for as rarely as this."""
 
@@ -116,11 +113,14 @@ class LatencySettings:
         window: int = 20,
         fail_after_s: float = 5.0,
         position: tuple[float, float] | None = None,
+        max_brokers: int = 32_768,
     ) -> None:
         self.ping_interval_s = ping_interval_s
         self.window = window
         self.fail_after_s = fail_after_s
         self.position = position
+        self.max_brokers = max_brokers
+        """That are remembered at most: more than there can be leaders of a region."""
 
 
 def least_latency_ms(one: tuple[float, float] | None, other: tuple[float, float] | None) -> float:
@@ -442,16 +442,16 @@ class Latencies:
             self._plan_at(target, now)
 
     def _target(self, name: str) -> _Target:
-        """What is known of a broker. Beyond :data:`MAX_TARGETS` nothing is kept of it."""
+        """What is known of a broker. When there are too many, nothing is kept of it."""
         target = self._targets.get(name)
         if target is None:
             target = _Target(name, self._settings.window)
-            if len(self._targets) >= MAX_TARGETS and self._now >= self._swept_at + SWEEP_S:
+            if len(self._targets) >= self._settings.max_brokers and self._now >= self._swept_at + SWEEP_S:
                 self._swept_at = self._now
                 for known in [known for known in self._targets.values() if not self._is_wanted(known, self._now)]:
                     if not known.announced:
                         del self._targets[known.name]
-            if len(self._targets) < MAX_TARGETS:
+            if len(self._targets) < self._settings.max_brokers:
                 self._targets[name] = target
         return target
 

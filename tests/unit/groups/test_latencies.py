@@ -30,14 +30,16 @@ class Leader:
 class World:
     """A broker ``me`` that measures, whom it hears announced, and how far they are."""
 
-    def __init__(self, threshold_ms: float = 5.0, position: tuple[float, float] | None = None, seed: int = 1) -> None:
+    def __init__(
+        self, threshold_ms: float = 5.0, position: tuple[float, float] | None = None, max_brokers: int = 10_000, seed: int = 1
+    ) -> None:
         self.now = 100.0
         self.one_way_ms: dict[str, float] = {}
         self.version = 0
         self.leaders: dict[str, Leader] = {}
         self.sent: list[tuple[float, str]] = []
         self.on_the_way: list[tuple[float, str, float]] = []
-        settings = LatencySettings(position=position)
+        settings = LatencySettings(position=position, max_brokers=max_brokers)
         thresholds = Thresholds(threshold_ms, 1.25 * threshold_ms)
         self.me = Latencies("me", self, thresholds, settings, random.Random(seed), self.now)
         self.me.pinger = self
@@ -344,9 +346,8 @@ def test_with_positions_the_nearest_are_measured_first() -> None:
     assert {name for _, name in world.sent} <= {f"leader{number}" for number in range(940, 1_000)}
 
 
-def test_more_brokers_than_can_be_remembered_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latencies, "MAX_TARGETS", 10)
-    world = World()
+def test_more_brokers_than_can_be_remembered_are_not() -> None:
+    world = World(max_brokers=10)
     for number in range(30):
         world.me.learn(f"b{number}", f"b{number}:1", "", world.now)
         world.now += 1.0
