@@ -7,7 +7,6 @@ The machines are :class:`~nearcast.fabric.broadcast.Broadcast`'s; the probes tha
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -49,10 +48,9 @@ class Grouping:
     def _measured(self, meter: CapabilityMeter) -> float | None:
         stats = self._broker.engine.stats
         transport = self.socket.transport
-        stream = None if transport is None or transport.transport is None else transport.transport
+        stream = None if transport is None else transport.transport
         raw = None if stream is None else stream.get_extra_info("socket")
-        found = raw if isinstance(raw, socket.socket) else None
-        return meter.refresh(found, sum(stats.publishes_received), stats.publish_bytes_received)
+        return meter.refresh(raw, sum(stats.publishes_received), stats.publish_bytes_received)
 
     def flush(self) -> None:
         """Called after every flush of the engine."""
