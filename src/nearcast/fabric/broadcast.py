@@ -395,11 +395,8 @@ class Broadcast(Part):
 
     def peer_down(self, peer: Peer, now: float) -> None:
         self._down_since[peer.name] = now
-        relay = self.relay
-        if relay is not None:
-            relay.forget(peer.name)
-            if not self.leads and peer.name == self.formation.leader:
-                relay.told_state(peer, 0, now)
+        if self.relay is not None:
+            self.relay.link_lost(peer, now)
 
     def peer_gone(self, peer: Peer, now: float) -> None:
         self._down_since.pop(peer.name, None)

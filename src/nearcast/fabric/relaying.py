@@ -136,6 +136,7 @@ class Relay:
         # As a member.
         self.turn = 0
         self.is_live = False
+        self._turns: dict[str, int] = {}
         # As a leader.
         self._own: Source | None = None
         self.sources: dict[str, Source] = {}
@@ -200,9 +201,13 @@ class Relay:
         self._own = None
         self.session.closed()
         self.role_changed(now)
+        leader = self._leader()
+        if leader is not None and not self._broadcast.leads and leader.name in self._turns:
+            self.told_state(leader, self._turns[leader.name], now)
 
     def told_state(self, peer: Peer, turn: int, now: float) -> None:
-        """A leader said go, or stop."""
+        """A leader said go, or stop. It may say so before we know that it is our leader."""
+        self._turns[peer.name] = turn
         if peer.name != self._broadcast.formation.leader or self._broadcast.leads:
             return
         self.turn = turn
@@ -211,6 +216,12 @@ class Relay:
             self.session.opened(self.session.last_confirmed, now)
         else:
             self.session.closed()
+
+    def link_lost(self, peer: Peer, now: float) -> None:
+        """What was said on a link is forgotten with it, at both ends."""
+        self.forget(peer.name)
+        self.told_state(peer, 0, now)
+        del self._turns[peer.name]
 
     def told_relayed(self, last: int, now: float) -> None:
         """The cloud has everything of ours up to this number."""
