@@ -108,7 +108,7 @@ def evaluate(run: Run[IovParameters], scenarios: Mapping[str, Scenario], seen: M
         _excess(run, name, tallies[name])
         groups = seen[name]
         if groups is not None:
-            run.figure(f"{name}_groups", groups.groups)
+            run.figure(f"{name}_groups", {"members_by_leader": groups.groups, "brokers": groups.brokers})
             run.measured(f"{name}_groups", len(groups.groups))
             expected = {group[0]: sorted(group) for group in STRATEGIES[name].groups}
             if groups.groups != expected:

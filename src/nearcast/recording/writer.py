@@ -59,6 +59,11 @@ class EventWriter:
         self._run = run
         self._schema = arrow_schema(run)
         self._types = [self._schema.field(column.name).type for column in COLUMNS]
+        # What pyarrow imports when it is first used (pandas, where that is installed) holds up every thread for a second on a
+        # busy machine: now, and not among the first events.
+        from pyarrow import parquet  # noqa: F401
+
+        self._batch([MessageEvent(kind="connected", at_ns=0, client="")])
         self._events: list[MessageEvent] = []
         self._queue: queue.Queue[Any] = queue.Queue(QUEUED_BATCHES)
         self._failure: StorageUnavailable | None = None
