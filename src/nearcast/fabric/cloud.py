@@ -63,9 +63,10 @@ from nearcast.mqtt.records import Fields, blob, number
 NEVER: Final = float("inf")
 
 WINDOW_MESSAGES: Final = 1_000
-WINDOW_MESSAGES_3_1_1: Final = 100
+WINDOW_MESSAGES_3_1_1: Final = 20
 WINDOW_BYTES: Final = 4_194_304
-"""Messages on their way to the cloud that it has not acknowledged. A 3.1.1 server cannot say how many it takes."""
+"""Messages on their way to the cloud that it has not acknowledged. A 3.1.1 server cannot say how many it takes: this is what
+Mosquitto does by default, which throws out whoever sends more."""
 
 MAX_WAITING: Final = 1_000_000
 """Whoever asks :meth:`Cloud.has_room` before each publication never gets near: it bounds a mistake."""

@@ -7,7 +7,7 @@ until nobody says anything.
 from __future__ import annotations
 
 import random
-from typing import cast
+from typing import Any, cast
 
 from nearcast.config import EngineSettings, Limits
 from nearcast.fabric.cloud import Cloud
@@ -63,10 +63,10 @@ class Owner:
 class Leader:
     """A broker as far as its cloud is concerned."""
 
-    def __init__(self, name: str, gated: bool = False, **settings: object) -> None:
+    def __init__(self, name: str, gated: bool = False, **settings: Any) -> None:
         self.owner = Owner()
         self.effects = Effects(gated)
-        self.groups = Groups(cloud="mqtt://cloud:1883", **settings)  # type: ignore[arg-type]
+        self.groups = Groups(cloud="mqtt://cloud:1883", **settings)
         self.name = name
         self.sequence = 0
         self.cloud = Cloud(self.owner, self.groups, name, Limits(), self.effects, SECRET, random.Random(name), 0.0)
