@@ -136,7 +136,7 @@ def _latencies(
         median, p99 = (float(value) for value in np.quantile(values, (0.5, 0.99)))
         error = median - way.model_ms
         # Brokers can only make it longer.
-        errors.append(max(error - BROKER_MS * len(way.brokers), -error, 0.0))
+        errors.append(max(0.0, error - BROKER_MS * len(way.brokers), -error))
         if CLOUD in way.brokers[1:-1]:
             tails.append(p99 - way.model_ms)
         worst = float(values.max())

@@ -39,8 +39,8 @@ KINDS: dict[str, str] = {
     "refused": "the broker answered with an error, named in `reason`",
     "skipped": "a message was due and not sent: no connection at QoS 0, or too many waiting; `reason` says which",
     "delivered": "a subscriber got a message, possibly not for the first time",
-    "processed": "a broker got a message: from a client, from another broker, or out of the cloud; or gave it to the cloud, and "
-    "then it is the cloud that processed it",
+    "processed": "a broker got a message: from a client, from another broker, or out of the cloud; or gave it to the cloud, "
+    "and then it is the cloud that processed it",
     "connected": "a client has a connection (again)",
     "subscribed": "the broker confirmed a subscription of a client; `topic` is the filter, `qos` what was asked for",
     "disconnected": "a client has lost its connection, or left for good; `reason` says why",
