@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str] = {
     "wan-accuracy": "nearcast.experiments.wan_accuracy:WanAccuracy",
     "agreement": "nearcast.experiments.agreement:Agreement",
     "emma": "nearcast.experiments.emma:Emma",
+    "groups": "nearcast.experiments.groups:Groups",
     "iov": "nearcast.experiments.iov:Iov",
 }
 
