@@ -377,7 +377,7 @@ class Cloud:
     def _expect_echo(self, message: Publish, now: float) -> None:
         # MQTT 5 has No Local for this.
         if self._version != MQTT_5 and self._subscriptions.matches(message.topic):
-            self._echoes.expect(message.topic, message.payload, now)
+            self._echoes.expect(message.topic, message.qos, message.payload, now)
 
     def publish(self, topic: str, payload: bytes, now: float) -> None:
         """Say something to other brokers, at QoS 0; nothing happens without a connection."""
@@ -536,7 +536,7 @@ class Cloud:
         self.arrived_by = [] if identifiers is None else self._subscriptions.shares(identifiers)
         if identity is None and not self.arrived_by:
             if self._version != MQTT_5:
-                if self._echoes.is_echo(topic, message.payload, now):
+                if self._echoes.is_echo(topic, message.qos, message.payload, now):
                     self.echoes += 1
                     return
             elif identifiers is not None and self._copies.is_copy(topic, message.payload, identifiers, now):

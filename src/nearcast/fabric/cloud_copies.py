@@ -1,9 +1,9 @@
 """Messages of the cloud that carry no identity, and are here already all the same: echoes and copies.
 
 *Echoes*. An MQTT 3.1.1 server sends us what we published when it matches what we subscribed to. A server keeps the order of
-one publisher's messages on one topic, so the echoes of a topic come in the order in which we published: each is known by its
-content, and with it those before it are over, lost or not. Two messages of the same content are interchangeable, so it does
-not matter whose echo is whose. What never comes back is forgotten after :data:`EXPECTED_S`.
+one publisher's messages of one QoS on one topic [MQTT-4.6.0-6], so their echoes come in the order in which we published: each
+is known by its content, and with it those before it are over, lost or not. Two messages of the same content are
+interchangeable, so it does not matter whose echo is whose. What never comes back is forgotten after :data:`EXPECTED_S`.
 
 *Copies*. A server may send one copy of a message for each of our subscriptions that match it [MQTT-3.3.5-1]. Where
 subscriptions overlap they have subscription identifiers, and a message that comes by identifier A and again by identifier B
@@ -33,48 +33,49 @@ def content_digest(payload: bytes) -> bytes:
 
 
 class Echoes:
-    """What we published and expect to come back, topic by topic."""
+    """What we published and expect to come back, by topic and QoS."""
 
     def __init__(self) -> None:
-        self._by_topic: dict[str, deque[tuple[bytes, float]]] = {}
+        self._expected: dict[tuple[str, int], deque[tuple[bytes, float]]] = {}
         self._count = 0
 
-    def expect(self, topic: str, payload: bytes, now: float) -> None:
+    def expect(self, topic: str, qos: int, payload: bytes, now: float) -> None:
         """A message was published that we are subscribed to."""
-        waiting = self._by_topic.pop(topic, None)
+        waiting = self._expected.pop((topic, qos), None)
         if waiting is None:
             waiting = deque()
-        self._by_topic[topic] = waiting  # the topic used last is the last
+        self._expected[topic, qos] = waiting  # the topic used last is the last
         while waiting and waiting[0][1] <= now:
             waiting.popleft()
             self._count -= 1
         waiting.append((content_digest(payload), now + EXPECTED_S))
         self._count += 1
         while self._count > MAX_EXPECTED:
-            self._forget(next(iter(self._by_topic)))
+            self._count -= len(self._expected.pop(next(iter(self._expected))))
 
-    def is_echo(self, topic: str, payload: bytes, now: float) -> bool:
-        """Whether this is one of them. It is not expected any longer then, nor are those before it."""
-        waiting = self._by_topic.get(topic)
+    def is_echo(self, topic: str, qos: int, payload: bytes, now: float) -> bool:
+        """Whether this is one of them. It is not expected any longer then, nor are those before it. A server that granted us
+        less than QoS 2 sends it at less than we published it with."""
+        digest = content_digest(payload)
+        return any(self._is_echo((topic, published), digest, now) for published in range(qos, 3))
+
+    def _is_echo(self, key: tuple[str, int], digest: bytes, now: float) -> bool:
+        waiting = self._expected.get(key)
         if waiting is None:
             return False
-        digest = content_digest(payload)
         for place, (expected, until) in enumerate(waiting):
             if expected == digest and until > now:
                 for _ in range(place + 1):
                     waiting.popleft()
                 self._count -= place + 1
                 if not waiting:
-                    del self._by_topic[topic]
+                    del self._expected[key]
                 return True
         return False
 
-    def _forget(self, topic: str) -> None:
-        self._count -= len(self._by_topic.pop(topic))
-
     def clear(self) -> None:
         """The server forgot our session: nothing more comes of what was published before."""
-        self._by_topic.clear()
+        self._expected.clear()
         self._count = 0
 
 
