@@ -56,6 +56,8 @@ class CloudIntake:
         if identity is None:
             # Of somebody else's client at the cloud: it becomes ours, and is known as such to whoever gets it from us.
             identity = Identity(fabric.name, fabric.epoch, fabric.engine.router.next_sequence)
+        elif identity.origin == fabric.name and identity.epoch == fabric.epoch:
+            return  # our own, as a retained message that a new subscription brought: here from the start
         new = bool(broadcast.seen.take(identity.origin, identity.epoch, identity.sequence, publication.count))
         publication.stamp = identity.stamp
         if identity.stamp:

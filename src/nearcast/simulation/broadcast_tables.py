@@ -4,8 +4,8 @@
   the paper (section II-C) hold: no two leaders are near enough to merge, no member is too far from its leader. The brokers of
   a group agree about who is in it. (Brokers that came near each other only find out when they measure far ones again.)
 - *Bounds of a group.* A message of class ``broadcast`` crosses from its origin only to a broker that was in the view it was
-  flooded with, or to one that led its origin; and from others only if they led whoever gets it. Everything else goes through
-  the cloud.
+  flooded with, or to one that led its origin; and from others only if they led whoever gets it, or do not know any more whom
+  they led. Everything else goes through the cloud.
 - *Not in vain.* The cloud has no subscriptions of brokers to what nobody in their group wants, and all that somebody does.
 - *Nothing waits.* In the end no broker has a message for another one or for the cloud, nor the cloud for a broker.
 """
@@ -78,6 +78,7 @@ class BroadcastTables(FabricTables):
         self._leaders: dict[str, set[str]] = {}
         self._led: dict[str, set[str]] = {}
         self._distances: list[float] = []
+        self._starts: dict[str, int] = {}
         self._disturbed_s = 0.0
         self._moved_s = -MEASURED_S
         self.flooded = 0
@@ -93,6 +94,7 @@ class BroadcastTables(FabricTables):
             self.changes += 1
         elif isinstance(fact, facts.BrokerStarted):
             self._disturbed_s = self._now()
+            self._starts[fact.broker] = self._starts.get(fact.broker, 0) + 1
 
     # --- what crosses ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +118,8 @@ class BroadcastTables(FabricTables):
             fits = broker.name in self._leaders.get(sender, ())
         else:
             self.carried += arrived.count
-            fits = broker.name in self._led.get(sender, ())
+            # Who has just started does not know whom it led, and passes on to all what the cloud kept for them.
+            fits = broker.name in self._led.get(sender, ()) or self._starts[sender] > 1
         self.crossed += arrived.count
         if not fits:
             kind = {errands.FLOODED: "flooded", errands.PUSHED: "pushed"}.get(errand.kind, "carried")
