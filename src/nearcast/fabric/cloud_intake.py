@@ -53,12 +53,13 @@ class CloudIntake:
         witness = fabric.engine.effects.witness
         if witness is not None:
             witness.processed(publication, now)
+        # Our own, by another leader or as a retained message that a new subscription brings, was here from the start; those we
+        # still cover may not have it.
+        ours = identity is not None and identity.origin == fabric.name and identity.epoch == fabric.epoch
         if identity is None:
             # Of somebody else's client at the cloud: it becomes ours, and is known as such to whoever gets it from us.
             identity = Identity(fabric.name, fabric.epoch, fabric.engine.router.next_sequence)
-        elif identity.origin == fabric.name and identity.epoch == fabric.epoch:
-            return  # our own, as a retained message that a new subscription brought: here from the start
-        new = bool(broadcast.seen.take(identity.origin, identity.epoch, identity.sequence, publication.count))
+        new = not ours and bool(broadcast.seen.take(identity.origin, identity.epoch, identity.sequence, publication.count))
         publication.stamp = identity.stamp
         if identity.stamp:
             publication.author = origin_id(identity.origin, identity.epoch)

@@ -12,7 +12,8 @@ It is held, until it arrives, by a broker for its client or for another broker, 
 a broker.
 
 - *Exactly once.* At QoS 2 nothing comes twice, but after a broker died: what a broker has taken already it remembers in memory
-  alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, and what went two ways comes twice.
+  alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do those of the cloud's own clients have
+  one; of these, what went two ways while groups changed comes twice.
 - *Order.* While groups change, messages of a publisher may go different ways, and overtake each other.
 - *QoS 0.* What is published at QoS 0 while groups change may be lost, never doubled. Once they have been the same for a while,
   it arrives.
@@ -260,9 +261,14 @@ class BroadcastLedger(FabricLedger):
         return max(self.changed_s, self._cloud_died_s) >= message.sent_s - LATE_S or not self._numbered
 
     def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
-        if super()._may_repeat(known, sent) or not self._numbered:
+        if super()._may_repeat(known, sent):
             return True
-        return self._broker_died_since(sent.message.sent_s - LATE_S)
+        numbered = self._is_numbered(self._streams[sent.message.publisher])
+        return not numbered or self._broker_died_since(sent.message.sent_s - LATE_S)
+
+    def _is_numbered(self, stream: Stream) -> bool:
+        """Whether a publisher's messages have an identity that all brokers know."""
+        return self._numbered and not self._groups.is_at_cloud(stream.client)
 
     def _broker_died_since(self, when_s: float) -> bool:
         """Of the fabric, or a cloud that forgets."""
@@ -270,7 +276,7 @@ class BroadcastLedger(FabricLedger):
 
     def _disturbed_s(self, client: str, stream: Stream) -> float:
         disturbed_s = super()._disturbed_s(client, stream)
-        return disturbed_s if self._numbered else max(disturbed_s, self.changed_s, self._cloud_died_s)
+        return disturbed_s if self._is_numbered(stream) else max(disturbed_s, self.changed_s, self._cloud_died_s)
 
     def _on_absent(self, known: Subscriber, message: facts.Message) -> None:
         cloud = self._groups.cloud()
