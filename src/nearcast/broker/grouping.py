@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from nearcast.broker.probing import Probing
     from nearcast.broker.process import Broker
 
+REFUSED_SHOWN = 10
+
 
 class Grouping:
     """One broker's group. Without a cloud there is none of this."""
@@ -36,6 +38,7 @@ class Grouping:
         self._meter: CapabilityMeter | None = None
         self._leader = broadcast.fabric.name
         self._members = 1
+        self._refused: list[str] = []
 
     def start(self, link_address: str, now: float) -> None:
         """Links and probes are listened for by now."""
@@ -59,6 +62,14 @@ class Grouping:
         view = formation.view
         if view.leader != self._leader or len(view.members) != self._members:
             self._log(view.leader, len(view.members))
+        refused = self._cloud.refused_filters
+        if refused != self._refused:
+            self._refused = refused
+            if refused:
+                shown = ", ".join(sorted(refused)[:REFUSED_SHOWN])
+                self._broker.events.event(
+                    logging.WARNING, "the cloud refuses subscriptions", count=len(refused), filters=shown
+                )
 
     def _log(self, leader: str, members: int) -> None:
         if leader != self._leader:
