@@ -84,6 +84,10 @@ KEEP_ALIVE_SECONDS: Final = 10
 PING_TIMEOUT_SECONDS: Final = 5.0
 BACKOFF: Final = Backoff(initial_seconds=0.25, max_seconds=10.0)
 
+STALE_S: Final = 60.0
+"""How long a process leaves the subscriptions of an earlier one alone that it does not want itself: brokers that depended on
+them have found another way by then."""
+
 PACKET_OVERHEAD_BYTES: Final = 65_536
 """What a packet of the cloud may be longer than one of a client: identities come on top."""
 
@@ -169,7 +173,9 @@ class Cloud:
         self._address = settings.cloud or ""
         self.machine = ClientMachine(client_settings(settings, name, limits))
         self._envelopes = Envelopes(secret, self._version)
-        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5)
+        self._memory_topic = f"{settings.prefix}/filters/{topic_level(name)}/"
+        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5, self._memory_topic)
+        self._drop_stale_at = NEVER
         self._echoes = Echoes()
         self._copies = Copies()
         self._attempts = Reconnection(BACKOFF, rng)
@@ -188,7 +194,8 @@ class Cloud:
         # Markers of an earlier process of this broker may still come back.
         self._marks_nonce = rng.getrandbits(64).to_bytes(8, "big")
         self._news: list[tuple[bool, str]] = []
-        self._subscriptions.control({self._marks_topic: (1, False), leaders_topic(settings, settings.region): (0, True)})
+        self._listening: set[str] = set()
+        self.listen({leaders_topic(settings, settings.region)}, now)
 
     def set_password(self, password: bytes | None) -> None:
         """What the connections from now on say."""
@@ -280,12 +287,16 @@ class Cloud:
     def tick(self, now: float) -> None:
         """Time passed."""
         self.machine.tick(now)
+        if self._drop_stale_at <= now and self.connected:
+            self._drop_stale_at = NEVER
+            self._subscriptions.drop_stale()
         self._act(now)
 
     def next_deadline(self) -> float:
         """When :meth:`tick`, or a look at :meth:`wants_dial`, is needed next."""
         if self.connection is not None:
-            return self.machine.next_deadline()
+            deadline = self.machine.next_deadline()
+            return min(deadline, self._drop_stale_at) if self.connected else deadline
         return self._dial_at if not self._dialling and self._needed() else NEVER
 
     def take_news(self) -> list[tuple[bool, str]]:
@@ -305,6 +316,7 @@ class Cloud:
 
     def listen(self, topics: set[str], now: float) -> None:
         """The topics on which other brokers are heard (:func:`leaders_topic`); at first those of our own region."""
+        self._listening = topics
         wanted: dict[str, tuple[int, bool]] = {self._marks_topic: (1, False)}
         for topic in topics:
             wanted[topic] = (0, True)
@@ -468,7 +480,7 @@ class Cloud:
             self._subscriptions.subscribed(event)
             self._copies.clear()
         elif isinstance(event, UnsubscribeCompleted):
-            self._subscriptions.unsubscribed(event)
+            self._subscriptions.unsubscribed(event, now)
             self._copies.clear()
         elif isinstance(event, Connected):
             self._greeted(event, now)
@@ -486,6 +498,8 @@ class Cloud:
         self.session_kept = event.session_present
         self._attempts.connected(now)
         self._tell(True, "")
+        if self.connects == 1 and event.session_present:
+            self._drop_stale_at = now + STALE_S
         if event.session_present:
             # What was in flight went out again, and an echo may come for each time.
             for relaying in self._relaying.values():
@@ -494,7 +508,7 @@ class Cloud:
         else:
             self._echoes.clear()
             self._copies.clear()
-        self._subscriptions.greeted(event.session_present, event.limits)
+        self._subscriptions.greeted(event.session_present, event.limits, now)
         self._unsent_marks = list(self._marks)
         self._owner.connected(event.session_present, now)
 
@@ -528,7 +542,10 @@ class Cloud:
         if topic.startswith(self._prefix):
             if topic == self._marks_topic:
                 self._marked(message.payload, now)
-            else:
+            elif topic.startswith(self._memory_topic):
+                if self._drop_stale_at < NEVER:
+                    self._subscriptions.recall(message.payload)
+            elif topic in self._listening:
                 self._owner.control(topic, message.payload, now)
             return
         identifiers = None if message.properties is None else message.properties.subscription_identifiers

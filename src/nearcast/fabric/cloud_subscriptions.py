@@ -10,6 +10,9 @@ new. Shared subscriptions have a subscription identifier each, because what come
 filters that overlap, so that copies are known as such (:mod:`nearcast.fabric.cloud_copies`). It is made from the filter: the
 same whichever process of this broker subscribed. A server without identifiers is asked for filters that do not overlap, and
 for no shared subscriptions.
+
+What an earlier process of this broker subscribed to and this one does not want is given up
+(:mod:`nearcast.fabric.cloud_memory`).
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from collections import deque
 from typing import Final
 
 from nearcast.fabric.cloud_filters import FilterTree, collapsed, disjoint, overlapping
+from nearcast.fabric.cloud_memory import MAX_RECALLED, FilterMemory, bucket_of
 from nearcast.mqtt.client_events import ServerLimits, SubscribeCompleted, UnsubscribeCompleted
 from nearcast.mqtt.client_machine import ClientMachine
-from nearcast.mqtt.packets import Properties, SubscriptionRequest
+from nearcast.mqtt.packets import Properties, Publish, SubscriptionRequest
 from nearcast.mqtt.reasons import SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
 from nearcast.mqtt.topics import SHARE_PREFIX
 
@@ -55,6 +59,10 @@ class Terms:
         )
 
 
+#: Of a filter that an earlier process subscribed to, nobody knows how.
+UNKNOWN: Final = Terms(-1, False, 0)
+
+
 class _Version:
     """A version that somebody waits for. ``last_request`` is the last SUBSCRIBE it needs; -1 while that is not sent."""
 
@@ -66,8 +74,9 @@ class _Version:
 class CloudSubscriptions:
     """See the module. ``machine`` is asked to subscribe; its answers are handed in."""
 
-    def __init__(self, machine: ClientMachine, has_options: bool) -> None:
-        """``has_options``: the cloud is spoken to in MQTT 5."""
+    def __init__(self, machine: ClientMachine, has_options: bool, memory_topic: str) -> None:
+        """``has_options``: the cloud is spoken to in MQTT 5. What is subscribed to is written down below ``memory_topic``."""
+        self.memory = FilterMemory(memory_topic)
         self.refused: dict[str, int] = {}
         self._machine = machine
         self._has_options = has_options
@@ -82,7 +91,10 @@ class CloudSubscriptions:
         self._adding: deque[str] = deque()
         self._dropping: deque[str] = deque()
         self._subscribing: dict[int, list[str]] = {}
-        self._unsubscribing: set[int] = set()
+        self._unsubscribing: dict[int, list[str]] = {}
+        # What an earlier process subscribed to, by all we know, and this one did not.
+        self._stale: dict[str, None] = {}
+        self._greeted_before = False
         self._last_request = 0
         self._versions: list[_Version] = []
 
@@ -139,7 +151,10 @@ class CloudSubscriptions:
                 identifier = identifier_of(topic_filter) if shared or topic_filter in numbered else 0
                 wanted[topic_filter] = Terms(qos, not shared, identifier)
         self._wanted = wanted
-        self._adding = deque(one for one, terms in wanted.items() if self._asked.get(one) != terms)
+        missing = [one for one, terms in wanted.items() if self._asked.get(one) != terms]
+        if len(missing) > MAX_FILTERS:
+            missing.sort(key=bucket_of)  # so that each piece of the list is written few times
+        self._adding = deque(missing)
         self._dropping = deque(one for one in self._asked if one not in wanted)
 
     def _is_available(self, topic_filter: str, distinct: bool) -> bool:
@@ -155,14 +170,20 @@ class CloudSubscriptions:
 
     # --- asking ---------------------------------------------------------------------------------------------------------
 
-    def greeted(self, session_kept: bool, limits: ServerLimits) -> None:
+    def greeted(self, session_kept: bool, limits: ServerLimits, now: float) -> None:
         """There is a connection."""
         self._limits = limits
         self._outdated = True
         for topic_filter in self.refused:
             self._forget(topic_filter)
         self.refused.clear()
+        first, self._greeted_before = not self._greeted_before, True
+        if session_kept and first:
+            # What an earlier process wrote down. Before anything is written: the retained messages come at this.
+            recall = SubscriptionRequest(f"{self.memory.topic}+", 0, True, True, 0)
+            self._machine.subscribe([recall], None, now)
         if not session_kept:
+            self.memory.clear()
             for topic_filter in list(self._asked):
                 self._forget(topic_filter)
             for waiting in self._versions:
@@ -221,6 +242,7 @@ class CloudSubscriptions:
                     del self._shares[next(iter(self._shares))]
             else:
                 self._asked_tree.add(topic_filter)
+        self._write(self.memory.add([one for one in names if one not in self._control]), now)
         properties = Properties(subscription_identifiers=[identifier]) if identifier else None
         self._last_request = self._machine.subscribe(requests, properties, now)
         self._subscribing[self._last_request] = names
@@ -234,7 +256,34 @@ class CloudSubscriptions:
             size += len(topic_filter)
             self._forget(topic_filter)
             self.refused.pop(topic_filter, None)
-        self._unsubscribing.add(self._machine.unsubscribe(names, None, now))
+        self._unsubscribing[self._machine.unsubscribe(names, None, now)] = names
+
+    def _write(self, pieces: list[tuple[str, bytes]], now: float) -> None:
+        if self._limits.retain_available:
+            for topic, payload in pieces:
+                self._machine.publish(Publish(topic, payload, min(1, self._limits.maximum_qos), True), now)
+
+    # --- what is left of an earlier process -----------------------------------------------------------------------------
+
+    def recall(self, payload: bytes) -> None:
+        """A piece of the list of an earlier process."""
+        for topic_filter in self.memory.recall(payload):
+            if topic_filter in self._asked:
+                continue
+            if topic_filter.startswith(SHARE_PREFIX):
+                # At once: others have members, and get what comes to us for nobody.
+                self._asked[topic_filter] = UNKNOWN
+                self._outdated = True
+            elif len(self._stale) < MAX_RECALLED:
+                self._stale[topic_filter] = None
+
+    def drop_stale(self) -> None:
+        """Nobody who was covered by the earlier process depends on it any more: give up what this one does not want."""
+        self._asked.setdefault(f"{self.memory.topic}+", UNKNOWN)
+        for topic_filter in self._stale:
+            self._asked.setdefault(topic_filter, UNKNOWN)
+        self._stale.clear()
+        self._outdated = True
 
     # --- answers --------------------------------------------------------------------------------------------------------
 
@@ -249,9 +298,10 @@ class CloudSubscriptions:
             else:
                 self.refused.pop(topic_filter, None)
 
-    def unsubscribed(self, event: UnsubscribeCompleted) -> None:
+    def unsubscribed(self, event: UnsubscribeCompleted, now: float) -> None:
         """An UNSUBSCRIBE is answered."""
-        self._unsubscribing.discard(event.token)
+        names = self._unsubscribing.pop(event.token, [])
+        self._write(self.memory.remove([one for one in names if one not in self._asked]), now)
 
 
 def identifier_of(topic_filter: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nearcast.config import Limits
-from nearcast.fabric.cloud import MAX_PACKET_IDENTIFIER, WINDOW_BYTES, leaders_topic, marks_topic, topic_level
+from nearcast.fabric.cloud import MAX_PACKET_IDENTIFIER, STALE_S, WINDOW_BYTES, leaders_topic, marks_topic, topic_level
 from nearcast.fabric.identities import Identity
 from nearcast.fabricconfig import Groups
 from nearcast.mqtt import reasons
@@ -167,6 +167,47 @@ def test_a_new_version_waits_for_a_cloud_that_forgot() -> None:
     assert b.owner.versions == [1]
     cloud.connect(b, now=100.0)
     assert b.owner.versions == [1, 2]
+
+
+def subscriptions(cloud: EngineCloud, name: str) -> set[str]:
+    """What a leader has at the cloud, apart from what brokers talk on."""
+    found = cloud.engine.sessions.by_client[f"nearcast/{name}"].subscriptions
+    return {topic_filter for topic_filter in found if not topic_filter.startswith("nearcast/")}
+
+
+def test_what_an_earlier_process_subscribed_to_and_nobody_wants_is_given_up() -> None:
+    cloud = EngineCloud(Limits(max_subscriptions=10_000))
+    b = joined(cloud, "b", "$share/g/y", "x/#", *[f"z/{number}" for number in range(500)])
+    b.cloud.set_filters({"$share/g/y": 1, "$share/h/y": 1, "x/1": 1, "x/2": 1, "z/7": 1}, 2, 0.0)
+    cloud.settle()
+    wanted = {"$share/g/y", "$share/h/y", "x/1", "x/2", "z/7"}
+    assert subscriptions(cloud, "b") == wanted
+    cloud.lose(b)
+    again = joined(cloud, "b", "$share/g/y", "x/2", "x/3")
+    # Shared ones at once, because their messages would be nobody's; others once nobody can depend on them any more.
+    assert subscriptions(cloud, "b") == {"$share/g/y", "x/1", "x/2", "x/3", "z/7"}
+    assert again.cloud.next_deadline() <= STALE_S
+    again.cloud.tick(STALE_S)
+    cloud.settle(STALE_S)
+    assert subscriptions(cloud, "b") == {"$share/g/y", "x/2", "x/3"}
+    cloud.lose(again)
+    third = joined(cloud, "b", "x/3")
+    third.cloud.tick(STALE_S)
+    cloud.settle(STALE_S)
+    assert subscriptions(cloud, "b") == {"x/3"}
+    assert third.owner.versions == [1]
+
+
+def test_what_is_written_down_is_for_nobody_else() -> None:
+    cloud = EngineCloud()
+    a, b = joined(cloud, "a", "#"), joined(cloud, "b", "x/1")
+    assert (a.owner.said, a.owner.messages) == ([], [])
+    Bystander(cloud).publish("nearcast/filters/b/3", b"nonsense")
+    cloud.lose(b)
+    again = joined(cloud, "b", "x/1")
+    again.cloud.tick(STALE_S)
+    cloud.settle(STALE_S)
+    assert subscriptions(cloud, "b") == {"x/1"}
 
 
 def test_a_marker_comes_back_behind_everything_else() -> None:
@@ -416,16 +457,16 @@ def test_subscriptions_are_made_before_others_are_given_up() -> None:
     server.grant(server.accept())
     leader.cloud.set_filters({"x/#": 1}, 2, 0.0)
     kinds = [type(packet) for packet in server.heard()]
-    assert kinds == [Subscribe, Unsubscribe]
+    assert kinds == [Publish, Subscribe, Unsubscribe]  # what is written down first is what it subscribes to
 
 
 def test_a_version_is_reached_when_all_before_it_is_answered_in_whatever_order() -> None:
     leader, server = scripted()
     server.grant(server.accept())
     leader.cloud.set_filters({"x/1": 1}, 1, 0.0)
-    [first] = server.heard()
+    [first] = only(server.heard(), Subscribe)
     leader.cloud.set_filters({"x/1": 1, "x/2": 1}, 2, 0.0)
-    [second] = server.heard()
+    [second] = only(server.heard(), Subscribe)
     server.grant([second])
     assert leader.owner.versions == []
     server.grant([first])

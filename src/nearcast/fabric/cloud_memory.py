@@ -1,0 +1,79 @@
+"""What this broker subscribed to at the cloud, written down there: MQTT has no way of asking a server.
+
+The session at the cloud outlives a process of this broker; what the process knew of its subscriptions does not. One that the
+next process does not want would go on for ever: messages for nobody, and, with a shared subscription, messages that somebody
+else should have had. So the list is kept at the cloud as well, as retained messages to ourselves, in :data:`BUCKETS` pieces so
+that a change writes little. A piece is written before the SUBSCRIBE of what is new in it, and after the UNSUBACK of what is
+gone, so the list names all that is there and perhaps more, which does no harm: it only ever leads to an UNSUBSCRIBE of what is
+not wanted. That is also why nobody need be trusted with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from nearcast.mqtt.records import Fields, blob, number
+
+BUCKETS: Final = 64
+MAX_RECALLED: Final = 1_000_000
+"""Filters believed to be there from before, from all pieces."""
+
+
+class FilterMemory:
+    """The list, by pieces. ``topic`` is what their topics begin with."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self._pieces: dict[int, dict[str, None]] = {}
+
+    def add(self, filters: list[str]) -> list[tuple[str, bytes]]:
+        """Note these; returns the messages to write first."""
+        changed: dict[int, None] = {}
+        for topic_filter in filters:
+            bucket = bucket_of(topic_filter)
+            piece = self._pieces.setdefault(bucket, {})
+            if topic_filter not in piece:
+                piece[topic_filter] = None
+                changed[bucket] = None
+        return [self._message(bucket) for bucket in changed]
+
+    def remove(self, filters: list[str]) -> list[tuple[str, bytes]]:
+        """These are not there any more; returns the messages to write."""
+        changed: dict[int, None] = {}
+        for topic_filter in filters:
+            bucket = bucket_of(topic_filter)
+            piece = self._pieces.get(bucket)
+            if piece is not None and topic_filter in piece:
+                del piece[topic_filter]
+                changed[bucket] = None
+        return [self._message(bucket) for bucket in changed]
+
+    def _message(self, bucket: int) -> tuple[str, bytes]:
+        piece = self._pieces[bucket]
+        parts = [blob(topic_filter.encode("utf-8")) for topic_filter in piece]
+        return f"{self.topic}{bucket}", number(len(parts)) + b"".join(parts) if parts else b""
+
+    def clear(self) -> None:
+        """The cloud forgot the session, and with it all that is listed."""
+        self._pieces.clear()
+
+    def recall(self, payload: bytes) -> list[str]:
+        """What a piece that an earlier process wrote says; nothing if it makes no sense."""
+        if not payload:
+            return []
+        found: list[str] = []
+        try:
+            fields = Fields(b"\x00" + payload)
+            for _ in range(min(fields.number(), MAX_RECALLED)):
+                found.append(fields.blob().decode("utf-8"))
+        except ValueError:
+            return []
+        for topic_filter in found:
+            self._pieces.setdefault(bucket_of(topic_filter), {})[topic_filter] = None
+        return found
+
+
+def bucket_of(topic_filter: str) -> int:
+    """The piece that lists a filter."""
+    return zlib.crc32(topic_filter.encode("utf-8")) % BUCKETS
