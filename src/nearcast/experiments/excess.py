@@ -45,8 +45,8 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
         return Tally(correct=sum(each.correct for each in tallies), redundant=sum(each.redundant for each in tallies))
 
 
-def processed(events: Path, flows: Mapping[str, str]) -> dict[str, Processed]:
-    """By name of a flow, whose filter says which topics it has."""
+def processed(events: Path, flows: Mapping[str, str], since_ns: int = 0) -> dict[str, Processed]:
+    """By name of a flow, whose filter says which topics it has; of messages that were sent from ``since_ns`` on."""
     table = read_table(events, _COLUMNS)
     rows = list(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
     homes: dict[int, str] = {}
@@ -71,7 +71,7 @@ def processed(events: Path, flows: Mapping[str, str]) -> dict[str, Processed]:
     unknown: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
     for kind, _, broker, identity, topic, sent_ns, _ in rows:
-        if kind != "processed" or (identity, broker) in seen:
+        if kind != "processed" or sent_ns < since_ns or (identity, broker) in seen:
             continue
         seen.add((identity, broker))
         if topic not in flow_of:

@@ -149,9 +149,8 @@ class Iov(Experiment[IovParameters]):
                 found.append(
                     Bar(name=f"{name}_{flow}_excess_percent", bound=bound, meaning="messages that a broker had for nobody")
                 )
-            if not parameters.simulated:
-                count = float(len(strategy.groups))
-                found.append(Bar(name=f"{name}_groups", bound=Bound(at_least=count, at_most=count), meaning="that formed"))
+            count = float(len(strategy.groups))
+            found.append(Bar(name=f"{name}_groups", bound=Bound(at_least=count, at_most=count), meaning="that formed"))
         if "relay" in parameters.strategies:
             found.append(
                 at_most("relay_tail_ms", TAIL_MS, "99th percentile of relayed telemetry, above the links' own latency")
@@ -179,7 +178,7 @@ class Iov(Experiment[IovParameters]):
         from nearcast.experiments import iov_results
 
         parameters = run.parameters
-        seen: dict[str, GroupsSeen | None] = {}
+        seen: dict[str, GroupsSeen] = {}
         for name in parameters.strategies:
             scenario = scenario_of(parameters, name)
             run.keep(f"scenario-{name}.json", scenario)
@@ -187,7 +186,7 @@ class Iov(Experiment[IovParameters]):
                 run.step(f"{name}: simulating")
                 result = run_simulated(run, scenario, parameters.seed, events=name, processed=True)
                 run.figure(f"{name}_simulation", result)
-                seen[name] = None
+                seen[name] = iov_results.GroupsSeen(count=int(result.figures["groups"]))
             else:
                 seen[name] = self._emulate(run, with_mosquitto(scenario, run.directory("cloud")), name)
         run.step("evaluating")
@@ -212,7 +211,7 @@ class Iov(Experiment[IovParameters]):
         for process in result.status.processes:
             if process.state in ("failed", "killed") or (process.exit_code or 0) > 0:
                 run.note(f"{process.name} did not end as it should: see {process.log}")
-        return GroupsSeen(brokers=seen)
+        return GroupsSeen(count=len({facts.get("leader") for facts in seen}), brokers=seen)
 
 
 async def groups_of(wan: Wan, scenario: Scenario, expected: Sequence[Sequence[str]]) -> list[dict[str, Any]]:

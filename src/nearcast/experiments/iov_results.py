@@ -29,13 +29,13 @@ Floats = npt.NDArray[np.float64]
 
 
 class GroupsSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the brokers said of their groups after a run."""
+    """Groups after a run: how many, and what real brokers said of theirs."""
 
-    brokers: list[dict[str, Any]]
+    count: int
+    brokers: list[dict[str, Any]] = []
 
     @property
-    def groups(self) -> dict[str, list[str]]:
-        """Members by leader."""
+    def members_by_leader(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for facts in self.brokers:
             found.setdefault(str(facts.get("leader", "")), []).append(str(facts["name"]))
@@ -88,7 +88,7 @@ def _brokers(one: str, other: str, strategy: Strategy) -> tuple[str, ...]:
     return tuple(dict.fromkeys(way))
 
 
-def evaluate(run: Run[IovParameters], scenarios: Mapping[str, Scenario], seen: Mapping[str, GroupsSeen | None]) -> None:
+def evaluate(run: Run[IovParameters], scenarios: Mapping[str, Scenario], seen: Mapping[str, GroupsSeen]) -> None:
     """Tables, plots and bars."""
     lost = duplicated = 0
     latencies: dict[str, dict[Pair, Floats]] = {}
@@ -107,12 +107,11 @@ def evaluate(run: Run[IovParameters], scenarios: Mapping[str, Scenario], seen: M
         tallies[name] = processed(run.events(name), FLOWS)
         _excess(run, name, tallies[name])
         groups = seen[name]
-        if groups is not None:
-            run.figure(f"{name}_groups", {"members_by_leader": groups.groups, "brokers": groups.brokers})
-            run.measured(f"{name}_groups", len(groups.groups))
-            expected = {group[0]: sorted(group) for group in STRATEGIES[name].groups}
-            if groups.groups != expected:
-                run.note(f"{name}: groups were {groups.groups}, not {expected}")
+        found, expected = groups.members_by_leader, {group[0]: sorted(group) for group in STRATEGIES[name].groups}
+        run.figure(f"{name}_groups", {"count": groups.count, "members_by_leader": found, "brokers": groups.brokers})
+        run.measured(f"{name}_groups", groups.count)
+        if groups.brokers and found != expected:
+            run.note(f"{name}: groups were {found}, not {expected}")
     columns = ["strategy", "from", "to", "way", "links ms", "median ms", "p99 ms", "max ms", "messages"]
     run.table("Delivery latency (figures 5 to 7)", columns, rows)
     for flow, title in (("telemetry", "table I: car telemetry"), ("monitoring", "table II: monitoring data")):

@@ -100,8 +100,8 @@ def expected_pairs(scenario: Scenario) -> dict[Pair, dict[int, int]]:
     return dict(pairs)
 
 
-def measure(events: Path, scenario: Scenario) -> Measured:
-    """Evaluate the events in a directory."""
+def measure(events: Path, scenario: Scenario, since_ns: int = 0) -> Measured:
+    """Evaluate the events in a directory; latencies are those of messages that were sent from ``since_ns`` on."""
     pairs = expected_pairs(scenario)
     leaving = {client.name for client in expand_clients(scenario) if client.leave_s is not None}
     left_ns: dict[str, int] = {}
@@ -139,7 +139,7 @@ def measure(events: Path, scenario: Scenario) -> Measured:
                 unexpected += 1
                 continue
             seen[pair, identity] += 1
-            if seen[pair, identity] == 1 and not retained:
+            if seen[pair, identity] == 1 and not retained and sent_ns >= since_ns:
                 latencies[pair].append((sent_ns, (received_ns - sent_ns) / 1e6))
     expected = {
         (pair, identity): streams[stream]
