@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from nearcast.groups.formation import Formation
+from nearcast.groups.formation import Formation, LeaderChanged
 from nearcast.groups.messages import Message
 from nearcast.groups.settings import FormationSettings
+from nearcast.groups.stability import disagreeing, unstable
 from nearcast.groups.thresholds import Thresholds
 
 Latency = Callable[[str, str], float]
@@ -78,8 +79,8 @@ class GroupNetwork:
         self._events: list[tuple[float, int, str, str, Message]] = []
         self._count = 0
         self._board_at = self.now
-        self._wake: dict[str, float] = {}
-        self.on_step: Callable[[], None] | None = None
+        self.leader_changes = 0
+        self._versions: dict[str, int] = {}
 
     def add(self, name: str, lcm: float = 1.0) -> Formation:
         thresholds = Thresholds(self.join_ms, self.leave_ms)
@@ -94,6 +95,7 @@ class GroupNetwork:
             self.now,
         )
         self.brokers[name] = formation
+        self._versions[name] = 0
         return formation
 
     def crash(self, name: str, noticed: bool = True) -> None:
@@ -102,6 +104,14 @@ class GroupNetwork:
         if noticed:
             for broker in list(self.brokers.values()):
                 broker.lost(name, self.now)
+                self._collect(broker)
+
+    def lose_link(self, one: str, other: str) -> None:
+        """Both hear that there is no link between them any more."""
+        for name, lost in ((one, other), (other, one)):
+            broker = self.brokers.get(name)
+            if broker is not None:
+                broker.lost(lost, self.now)
                 self._collect(broker)
 
     def separate(self, one: str, other: str) -> None:
@@ -113,7 +123,9 @@ class GroupNetwork:
         return self.latency(one, other)
 
     def _collect(self, broker: Formation) -> None:
-        broker.take_changes()
+        changes = broker.take_changes()
+        self.leader_changes += sum(isinstance(change, LeaderChanged) for change in changes)
+        self._check(broker, bool(changes))
         for to, message in broker.take_outgoing():
             self.sent[type(message).__name__] += 1
             if (broker.name, to) in self.separated or self.rng.random() < self.weather.loss:
@@ -124,6 +136,23 @@ class GroupNetwork:
                 at = self.now + latency_ms / 1e3 + self.rng.random() * self.weather.jitter_s
                 content = Message.decode(message.encode()) if self.codec else message
                 heapq.heappush(self._events, (at, self._count, broker.name, to, content))
+
+    def _check(self, broker: Formation, changed: bool) -> None:
+        """What holds at every moment, whatever the network does."""
+        view = broker.view
+        version = self._versions[broker.name]
+        assert view.version > version or (view.version == version and not changed), f"{broker.name}: {view} after {version}"
+        self._versions[broker.name] = view.version
+        assert view.leader == broker.leader
+        assert broker.leads == (broker.leader == broker.name)
+        assert view.leader in view.members
+        assert not broker.leads or broker.name in view.members
+        seen = {broker.name}
+        above = self.brokers.get(broker.leader)
+        while above is not None and not above.leads:
+            assert above.name not in seen, f"{sorted(seen)} follow each other, and nobody leads"
+            seen.add(above.name)
+            above = self.brokers.get(above.leader)
 
     def run(self, seconds: float) -> None:
         """Lets time pass."""
@@ -148,9 +177,18 @@ class GroupNetwork:
                     broker.tick(self.now)
                     assert broker.next_deadline() > self.now, f"{broker.name} is not done at {self.now}"
                     self._collect(broker)
-            if self.on_step is not None:
-                self.on_step()
         self.now = until
+
+    def problems(self) -> list[str]:
+        """What is not as it should be once all is calm."""
+        return unstable(self.brokers.values(), self.seen_ms) + disagreeing(self.brokers.values())
+
+    def settle(self, within_s: float) -> None:
+        """Lets time pass until groups are formed and all know it; that must be so in time."""
+        until = self.now + within_s
+        while self.now < until and self.problems():
+            self.run(0.5)
+        assert not self.problems()
 
     def groups(self) -> dict[str, set[str]]:
         """Leaders, and who follows them."""

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import Final
 
 MAX_NAMES: Final = 256
-MAX_DOUBLINGS: Final = 6
-"""A leader that fails each time is asked about once a minute, with the usual ``retry_s`` of 1 s."""
+MAX_DOUBLINGS: Final = 5
+"""A leader that fails each time is asked about every half minute, with the usual ``retry_s`` of 1 s."""
 
 
 class Avoidance:

@@ -165,6 +165,7 @@ class Formation:
             self._send_join(now)
         else:
             self._send(step.target.name, Leave(self._number))  # it may have heard us
+            self._avoidance.failed(step.target.name, now)
             self._join_failed(now)
 
     # --- leading: whom to merge with ------------------------------------------------------------------------------------
@@ -303,7 +304,6 @@ class Formation:
         """A leader stays one, with its group. A member whose leader leads no more leads itself."""
         self.refusals += 1
         if self._view is None:
-            self._avoidance.failed(self._step.target.name, now)
             self._give_up(now)
         elif self._step.voluntary:
             self._step.end()
@@ -337,6 +337,7 @@ class Formation:
             if not step.first_number <= refuse.number <= self._number:
                 return
             if self._view is None or step.voluntary:
+                self._avoidance.is_no_leader(sender, now)
                 self._join_failed(now)
             else:
                 self._send_on(leader, refuse.threshold_ms, step.hops + 1, now)
@@ -375,8 +376,8 @@ class Formation:
     def _send_on(self, leader: Member, threshold_ms: float, hops: int, now: float) -> None:
         """Our leader leads no more, and says whom it follows: join that one if it is near, else lead."""
         step = self._step
-        if step.kind == JOINING and step.is_with(leader.name) and not step.voluntary:
-            return
+        if step.is_with(leader.name) and not step.voluntary:
+            return  # that is what we are doing
         if not leader.name or leader.name in (self.name, self.leader) or hops > self._settings.max_hops:
             self.splits += 1
             self._lead(now)
@@ -424,8 +425,8 @@ class Formation:
 
     def _renew(self, view: View, now: float) -> None:
         self._renew_at = now + self._settings.renew_interval_s
-        if self._step.kind == JOINING:
-            return
+        if self._step.kind != IDLE:
+            return  # about to have another
         self._number += 1
         self._send(view.leader, Join(self._number, self.lcm, self.address, self.probe_address, view.version, True))
 
@@ -435,8 +436,8 @@ class Formation:
         """There is no way to this broker any more."""
         step = self._step
         if step.is_with(name):
+            self._avoidance.failed(name, now)
             if step.kind == ASKING:
-                self._avoidance.failed(name, now)
                 self._give_up(now)
             else:
                 self._join_failed(now)

@@ -92,10 +92,9 @@ class Roster:
 
     def silent(self, now: float) -> list[str]:
         """Members that have not been heard of for too long."""
-        limit = now - MISSES * self._settings.renew_interval_s
         found = []
         for name, heard_at in self._heard.items():
-            if heard_at > limit:
+            if now < heard_at + MISSES * self._settings.renew_interval_s:
                 break
             found.append(name)
         return found
