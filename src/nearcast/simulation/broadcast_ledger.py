@@ -13,7 +13,8 @@ a broker.
 
 - *Exactly once.* At QoS 2 nothing comes twice, but after a broker died: what a broker has taken already it remembers in memory
   alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do those of the cloud's own clients have
-  one; of these, what went two ways while groups changed comes twice.
+  one; of these, what went two ways while groups changed comes twice, and what is retained does as well when it comes anew
+  with a subscription.
 - *Order.* While groups change, messages of a publisher may go different ways, and overtake each other.
 - *QoS 0.* What is published at QoS 0 while groups change may be lost, never doubled. Once they have been the same for a while,
   it arrives.
@@ -261,10 +262,7 @@ class BroadcastLedger(FabricLedger):
         return max(self.changed_s, self._cloud_died_s) >= message.sent_s - LATE_S or not self._numbered
 
     def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
-        if super()._may_repeat(known, sent):
-            return True
-        numbered = self._is_numbered(self._streams[sent.message.publisher])
-        return not numbered or self._broker_died_since(sent.message.sent_s - LATE_S)
+        return super()._may_repeat(known, sent) or self._broker_died_since(sent.message.sent_s - LATE_S)
 
     def _is_numbered(self, stream: Stream) -> bool:
         """Whether a publisher's messages have an identity that all brokers know."""
@@ -274,9 +272,13 @@ class BroadcastLedger(FabricLedger):
         """Of the fabric, or a cloud that forgets."""
         return not self._groups.all_open() or max(self._broker_died_s.values(), default=-1.0) >= when_s
 
-    def _disturbed_s(self, client: str, stream: Stream) -> float:
-        disturbed_s = super()._disturbed_s(client, stream)
-        return disturbed_s if self._is_numbered(stream) else max(disturbed_s, self.changed_s, self._cloud_died_s)
+    def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
+        changed = max(self.changed_s, self._cloud_died_s) >= sent.message.sent_s - LATE_S
+        if not self._is_numbered(stream) and (changed or sent.message.retain):
+            self.duplicated += 1
+            self.excused += 1
+            return
+        super()._on_repeated(host, fact, known, stream, sent)
 
     def _on_absent(self, known: Subscriber, message: facts.Message) -> None:
         cloud = self._groups.cloud()
