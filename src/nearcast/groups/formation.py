@@ -84,7 +84,9 @@ class Formation:
     def _alone(self, version: int) -> Roster:
         leader = Member(self.name, self.address, version, self.probe_address)
         thresholds = self._thresholds
-        return Roster(views.alone(leader, thresholds.join_ms, thresholds.leave_ms), self._settings)
+        return Roster(
+            views.alone(leader, thresholds.join_ms, thresholds.leave_ms, self._rng.getrandbits(48) + 1), self._settings
+        )
 
     # --- what others read -----------------------------------------------------------------------------------------------
 
@@ -103,6 +105,11 @@ class Formation:
     @property
     def leads(self) -> bool:
         return self._view is None
+
+    @property
+    def number(self) -> int:
+        """Of what was said last. A Leave with it does not count for whoever hears from us again."""
+        return self._number
 
     @property
     def candidate(self) -> Member | None:
@@ -254,7 +261,7 @@ class Formation:
                     self._send(member.name, update)
 
     def _join_asked(self, sender: str, join: Join, now: float) -> None:
-        if self._view is None and join.renewing and self._step.kind == JOINING and self._roster.note(sender, now):
+        if self._view is None and join.reign and self._step.kind == JOINING and self._roster.note(sender, now):
             return  # it will hear in a moment whether we still lead
         if self._view is not None or self._step.kind == JOINING:
             # Who is about to follow another takes nobody in: two that did so to each other would both end up as members.
@@ -298,7 +305,7 @@ class Formation:
         step.deadline = now + self._settings.join_timeout_s
         self._number += 1
         version = self.view.version
-        self._send(step.target.name, Join(self._number, self.lcm, self.address, self.probe_address, version, False))
+        self._send(step.target.name, Join(self._number, self.lcm, self.address, self.probe_address, version, 0))
 
     def _join_failed(self, now: float) -> None:
         """A leader stays one, with its group. A member whose leader leads no more leads itself."""
@@ -410,7 +417,7 @@ class Formation:
             self._changes.append(ViewChanged())
             if self.name not in after.members:
                 self._renew(after, now)
-        elif update.base > view.version:
+        elif update.base > view.version or update.reign != view.reign:
             self._renew(view, now)
 
     def _leader_is_near(self, view: View, now: float) -> bool:
@@ -428,7 +435,7 @@ class Formation:
         if self._step.kind != IDLE:
             return  # about to have another
         self._number += 1
-        self._send(view.leader, Join(self._number, self.lcm, self.address, self.probe_address, view.version, True))
+        self._send(view.leader, Join(self._number, self.lcm, self.address, self.probe_address, view.version, view.reign))
 
     # --- losing others --------------------------------------------------------------------------------------------------
 

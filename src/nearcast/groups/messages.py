@@ -5,7 +5,7 @@ message  from → to         says
 ======== ================= ==============================================================================================
 Ask      leader → leader   let us merge: my capability, my group's size, my threshold, the latency I measure
 Answer   leader → leader   who is to lead, or why not now
-Join     broker → leader   take me in (or, ``renewing``: I am still yours, and this is the view I have)
+Join     broker → leader   take me in; or, with the ``reign``: I am still yours, and this is the view I have
 Welcome  leader → broker   you are in, and this is the whole view
 Refuse   broker → broker   I do not lead (now); this one might
 Update   leader → member   what changed in the view
@@ -89,18 +89,18 @@ class Answer(Message):
 
 class Join(Message):
     """``address`` and ``probe_address``: where the broker takes links and answers probes. ``version``: of the view that it has
-    now, of whatever group."""
+    now, of whatever group. ``reign``: the receiver's, as that view says, if the broker is still a member; else 0."""
 
-    def __init__(self, number: int, lcm: float, address: str, probe_address: str, version: int, renewing: bool) -> None:
+    def __init__(self, number: int, lcm: float, address: str, probe_address: str, version: int, reign: int) -> None:
         super().__init__(JOIN, number)
         self.lcm = lcm
         self.address = address
         self.probe_address = probe_address
         self.version = version
-        self.renewing = renewing
+        self.reign = reign
 
     def encode(self) -> bytes:
-        return _encode((JOIN, self.number, self.lcm, self.address, self.probe_address, self.version, self.renewing))
+        return _encode((JOIN, self.number, self.lcm, self.address, self.probe_address, self.version, self.reign))
 
 
 class Welcome(Message):
@@ -111,7 +111,7 @@ class Welcome(Message):
     def encode(self) -> bytes:
         view = self.view
         members = [_fields(member) for member in view.members.values()]
-        return _encode((WELCOME, self.number, view.leader, view.version, view.join_ms, view.leave_ms, members))
+        return _encode((WELCOME, self.number, view.leader, view.reign, view.version, view.join_ms, view.leave_ms, members))
 
 
 class Refuse(Message):
@@ -129,14 +129,21 @@ class Refuse(Message):
 
 
 class Update(Message):
-    """How to get from any view of this leader between the versions ``base`` and ``version`` to the latter: each broker that
+    """How to get from any view of this reign between the versions ``base`` and ``version`` to the latter: each broker that
     changed is named once, with what holds in the end."""
 
     def __init__(
-        self, leader: str, base: int, version: int, join_ms: float, leave_ms: float, joined: list[Member], left: list[str]
+        self,
+        reign: int,
+        base: int,
+        version: int,
+        join_ms: float,
+        leave_ms: float,
+        joined: list[Member],
+        left: list[str],
     ) -> None:
         super().__init__(UPDATE, 0)
-        self.leader = leader
+        self.reign = reign
         self.base = base
         self.version = version
         self.join_ms = join_ms
@@ -146,8 +153,8 @@ class Update(Message):
         self._result: View | None = None
 
     def applied(self, view: View) -> View | None:
-        """The view after the update; none if ``view`` is too old for it, or of another leader."""
-        if view.leader != self.leader or not self.base <= view.version < self.version:
+        """The view after the update; none if ``view`` is too old for it or too new, or of another reign."""
+        if view.reign != self.reign or not self.base <= view.version < self.version:
             return None
         result = self._result
         if result is None:
@@ -157,12 +164,12 @@ class Update(Message):
                 members.pop(name, None)
             for member in self.joined:
                 members[member.name] = member
-            result = self._result = View(self.leader, self.version, self.join_ms, self.leave_ms, members)
+            result = self._result = View(view.leader, self.version, self.join_ms, self.leave_ms, members, self.reign)
         return result
 
     def encode(self) -> bytes:
         joined = [_fields(member) for member in self.joined]
-        return _encode((UPDATE, 0, self.leader, self.base, self.version, self.join_ms, self.leave_ms, joined, self.left))
+        return _encode((UPDATE, 0, self.reign, self.base, self.version, self.join_ms, self.leave_ms, joined, self.left))
 
 
 class Notice(Message):
@@ -211,10 +218,10 @@ def _fields(member: Member) -> tuple[str, str, int, str]:
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_ask: Final = msgspec.msgpack.Decoder(tuple[int, int, float, int, float, float]).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(tuple[int, int, int, str, str]).decode
-_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, int, float, str, str, int, bool]).decode
-_decode_welcome: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, float, float, _Members]).decode
+_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, int, float, str, str, int, int]).decode
+_decode_welcome: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, float, float, _Members]).decode
 _decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
-_decode_update: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, float, float, _Members, list[str]]).decode
+_decode_update: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, float, float, _Members, list[str]]).decode
 _decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
 _decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
@@ -239,17 +246,18 @@ def _decoded(content: bytes) -> Message:
         _, number, verdict, leader, address = _decode_answer(content)
         return Answer(number, verdict, leader, address)
     if kind == JOIN:
-        _, number, lcm, address, probe_address, version, renewing = _decode_join(content)
-        return Join(number, lcm, address, probe_address, version, renewing)
+        _, number, lcm, address, probe_address, version, reign = _decode_join(content)
+        return Join(number, lcm, address, probe_address, version, reign)
     if kind == WELCOME:
-        _, number, leader, version, join_ms, leave_ms, members = _decode_welcome(content)
-        return Welcome(number, View(leader, version, join_ms, leave_ms, {member[0]: Member(*member) for member in members}))
+        _, number, leader, reign, version, join_ms, leave_ms, listed = _decode_welcome(content)
+        members = {member[0]: Member(*member) for member in listed}
+        return Welcome(number, View(leader, version, join_ms, leave_ms, members, reign))
     if kind == REFUSE:
         _, number, leader, address, probe_address, threshold_ms = _decode_refuse(content)
         return Refuse(number, leader, address, probe_address, threshold_ms)
     if kind == UPDATE:
-        _, _, leader, base, version, join_ms, leave_ms, joined, left = _decode_update(content)
-        return Update(leader, base, version, join_ms, leave_ms, [Member(*member) for member in joined], left)
+        _, _, reign, base, version, join_ms, leave_ms, joined, left = _decode_update(content)
+        return Update(reign, base, version, join_ms, leave_ms, [Member(*member) for member in joined], left)
     if kind == NOTICE:
         _, _, leader, address, probe_address, threshold_ms = _decode_notice(content)
         return Notice(leader, address, probe_address, threshold_ms)

@@ -47,7 +47,7 @@ class Roster:
         if member is not None and same_place and join.version <= view.version:
             if join.version < member.joined_version:
                 return BEHIND  # the Welcome is lost, or still under way
-            if join.renewing:
+            if join.reign == view.reign:
                 return BEHIND if join.version < self._told_version else RENEWED
         version = max(view.version, join.version) + 1
         admitted = Member(sender, join.address, version, join.probe_address)
@@ -106,7 +106,7 @@ class Roster:
         view = self.view
         joined = [member for member in self._changed.values() if member is not None]
         left = [name for name, member in self._changed.items() if member is None]
-        message = Update(view.leader, self._told_version, view.version, view.join_ms, view.leave_ms, joined, left)
+        message = Update(view.reign, self._told_version, view.version, view.join_ms, view.leave_ms, joined, left)
         self._changed = {}
         self._told_version = view.version
         self._told_at = now

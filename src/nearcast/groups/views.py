@@ -36,11 +36,15 @@ class Member:
 
 
 class View:
-    """A group: its leader, its members by name (the leader is one), and the thresholds that hold in it."""
+    """A group: its leader, its members by name (the leader is one), and the thresholds that hold in it. ``reign`` is a number
+    that the leader drew when it began to lead: after a restart its versions start anew, and may meet those of before."""
 
-    def __init__(self, leader: str, version: int, join_ms: float, leave_ms: float, members: dict[str, Member]) -> None:
+    def __init__(
+        self, leader: str, version: int, join_ms: float, leave_ms: float, members: dict[str, Member], reign: int = 0
+    ) -> None:
         self.leader = leader
         self.version = version
+        self.reign = reign
         self.join_ms = join_ms
         self.leave_ms = leave_ms
         self.members = members
@@ -50,23 +54,24 @@ class View:
         """The view after a broker joined, or joined again: of the version that it joined with."""
         members = self.members.copy()
         members[member.name] = member
-        return View(self.leader, member.joined_version, self.join_ms, self.leave_ms, members)
+        return View(self.leader, member.joined_version, self.join_ms, self.leave_ms, members, self.reign)
 
     def without(self, name: str, version: int) -> View:
         """The view after a broker went."""
         members = self.members.copy()
         members.pop(name, None)
-        return View(self.leader, version, self.join_ms, self.leave_ms, members)
+        return View(self.leader, version, self.join_ms, self.leave_ms, members, self.reign)
 
     def with_thresholds(self, join_ms: float, leave_ms: float, version: int) -> View:
         """The view after the group changed its mind about distances."""
-        return View(self.leader, version, join_ms, leave_ms, self.members)
+        return View(self.leader, version, join_ms, leave_ms, self.members, self.reign)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, View)
             and self.leader == other.leader
             and self.version == other.version
+            and self.reign == other.reign
             and self.join_ms == other.join_ms
             and self.leave_ms == other.leave_ms
             and self.members == other.members
@@ -79,6 +84,6 @@ class View:
         return f"View({self.leader!r}, {self.version}, {sorted(self.members)})"
 
 
-def alone(leader: Member, join_ms: float, leave_ms: float) -> View:
+def alone(leader: Member, join_ms: float, leave_ms: float, reign: int) -> View:
     """The group of a broker that has just begun to lead."""
-    return View(leader.name, leader.joined_version, join_ms, leave_ms, {leader.name: leader})
+    return View(leader.name, leader.joined_version, join_ms, leave_ms, {leader.name: leader}, reign)
