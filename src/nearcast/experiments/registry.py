@@ -19,6 +19,7 @@ EXPERIMENTS: dict[str, str] = {
     "emma": "nearcast.experiments.emma:Emma",
     "groups": "nearcast.experiments.groups:Groups",
     "iov": "nearcast.experiments.iov:Iov",
+    "tradeoff": "nearcast.experiments.tradeoff:Tradeoff",
 }
 
 
