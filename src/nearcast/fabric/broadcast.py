@@ -8,9 +8,10 @@ One broker's part in it, composed of parts that each have their home::
     Cloud       the session at the cloud                       nearcast.fabric.cloud
     Relay       from here, or from members, to the cloud       nearcast.fabric.relaying
     Coverage    from the cloud to here, and to members         nearcast.fabric.coverage
+    GroupLinks  to whom there are links                        nearcast.fabric.group_links
 
 Here is what joins them: routes (who is flooded), messages that arrive from other brokers (each is taken once, by its identity,
-whatever way it came), links (to whom there are to be some), and the changes of the group. A message that is published here
+whatever way it came), and the changes of the group. A message that is published here
 goes to every broker of the view, and into the relay's queue; that is decided when routes are compiled and costs nothing for
 each. Flooding everywhere and relaying everything are the same with a threshold of infinity, and of zero.
 
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import errands, frames
 from nearcast.fabric.cloud import Cloud
+from nearcast.fabric.cloud_filters import shared_intersection
 from nearcast.fabric.cloud_intake import CloudIntake
 from nearcast.fabric.coverage import ABSENT, Coverage
 from nearcast.fabric.fences import stretch
 from nearcast.fabric.frames import frame
+from nearcast.fabric.group_links import GroupLinks
 from nearcast.fabric.identities import Seen
 from nearcast.fabric.outgoing import PEER_PREFIX
 from nearcast.fabric.parts import FOREVER, Part, Peer
@@ -50,15 +53,8 @@ from nearcast.mqtt.subscriptions import Subscription
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
 
-WANTED_BY: Final = "groups"
 LOST_S: Final = 2.0
 """A fellow without a link for so long is lost to the group. A link that broke is mostly back before."""
-
-RECENT_S: Final = 10.0
-"""How long a link is kept to a broker that was last spoken to about groups."""
-
-FORGET_S: Final = 60.0
-"""After so long a broker that is of no group with this one any more, and has no link, is forgotten."""
 
 VIEWS_PER_S: Final = 1_000
 """Views begin with the wall clock, so that their versions rise over restarts; no group changes more often than this."""
@@ -66,7 +62,7 @@ VIEWS_PER_S: Final = 1_000
 LOOK_S: Final = 0.5
 LEAVE_AGAIN_S: Final = 1.0
 
-_KINDS: Final = [frames.GROUP, frames.RELAYED, frames.RELAY_STATE, frames.RELAY_LIVE, frames.COVERED]
+_KINDS: Final = [frames.GROUP, frames.RELAYED, frames.RELAY_STATE, frames.RELAY_LIVE, frames.COVERED, frames.RELAY_ASK]
 
 
 class Broadcast(Part):
@@ -116,6 +112,7 @@ class Broadcast(Part):
         self.seen = Seen()
         self.coverage = Coverage(self)
         self.intake = CloudIntake(self)
+        self.links = GroupLinks(self)
         self.cloud: Cloud | None = None
         if self.grouped:
             limits = fabric.limits
@@ -124,17 +121,18 @@ class Broadcast(Part):
         self.started = False
         # The brokers that are flooded, as of the present view; none: to be made.
         self._targets: list[Target] | None = None
-        # Our interest as far as the cloud has it; -1: not known yet. Whether our leader has a cloud, as far as it said.
+        # Our interest as far as the cloud has it; -1: not known yet. The last version of it with a filter that concerns the
+        # cloud. Whether our leader has a cloud, as far as it said.
         self._covered_version = -1
+        self._concerning_version = 0
         self._leader_has_cloud = True
-        # Former leaders that are to be told once we are covered without them, and when those were told who carry all the same.
-        self._leaving: dict[str, Message] = {}
+        # To be told that they need not cover us, once somebody else does: former leaders, and, as long as there is the link on
+        # which they came, others that may think so. Those that carried to us all the same are told again, not too often.
+        self._leaving: dict[str, Leave] = {}
+        self._newcomers: dict[str, Leave] = {}
         self._told_again: dict[str, float] = {}
-        # Brokers without a link, since when; brokers we spoke to about groups, when; links that groups want.
+        # Brokers without a link, since when.
         self._down_since: dict[str, float] = {}
-        self._spoken_at: dict[str, float] = {}
-        self._wanted: dict[str, str] = {}
-        self._unwanted_since: dict[str, float] = {}
         self._look_at = 0.0
         fabric.classes.group = self
 
@@ -159,6 +157,7 @@ class Broadcast(Part):
         session = self.fabric.channels.session_for(RELAY_NAME)
         if isinstance(session, RelaySession):
             self.relay = Relay(self, session)
+        self.coverage.recover(list(self.fabric.peers))
         self._regrouped(now)
 
     def start(self, pinger: Pinger | None, link_address: str, probe_address: str, lcm: float, now: float) -> None:
@@ -189,8 +188,7 @@ class Broadcast(Part):
         names = {target.session.client_id for target in matched}
         if filtered:
             found = [target for target in targets if target.informed or target.session.client_id in names]
-        absent = [covered.name for covered in self.coverage.covered.values() if covered.state == ABSENT]
-        kept = [self.fabric.peers[name] for name in absent if PEER_PREFIX + name in names]
+        kept = [self.fabric.peers[name] for name in self.coverage.absent() if PEER_PREFIX + name in names]
         return found + [_target(peer, errands.flooded(self.formation.view.version)) for peer in kept]
 
     def _make_targets(self) -> list[Target]:
@@ -214,7 +212,8 @@ class Broadcast(Part):
     def classes_changed(self) -> None:
         self.coverage.rules_changed()
 
-    def _forget_routes(self) -> None:
+    def forget_routes(self) -> None:
+        """Whom messages go to has changed."""
         self._targets = None
         self.fabric.engine.tree.generation += 1
 
@@ -228,6 +227,18 @@ class Broadcast(Part):
         """It has none any more."""
         self.coverage.unsubscribed(name, topic_filter)
 
+    def interest_changed(self, name: str, version: int, added: list[str]) -> None:
+        """A version of a broker's interest, or of this one's, is in place here, with these new filters."""
+        if not self.grouped:
+            return
+        self.coverage.interest_changed(name)
+        if name == self.fabric.name and self._concerns_cloud(added):
+            self._concerning_version = version
+
+    def _concerns_cloud(self, names: list[str]) -> bool:
+        rules = self.fabric.classes.broadcast_filters()
+        return any(shared_intersection(name, rule) for name in names for rule in rules)
+
     def awaits_cloud(self) -> bool:
         """Whether a subscription is in place only once the cloud has it."""
         cloud = self.cloud
@@ -236,8 +247,14 @@ class Broadcast(Part):
         return cloud.connected if self.leads else self._leader_has_cloud
 
     def covered_version(self) -> int:
-        """The version of our interest that the cloud has."""
+        """The version of our interest that the cloud has, or need not have more of."""
+        if self._covered_version >= self._concerning_version:
+            return self.fabric.interest.version
         return self._covered_version
+
+    def knows_coverage(self) -> bool:
+        """Whether our leader has said what of our interest is in place."""
+        return self._covered_version >= 0 or not self._leader_has_cloud
 
     def covered(self, version: int, now: float) -> None:
         """So much of our interest is in place at the cloud, by ourselves or by our leader."""
@@ -252,12 +269,26 @@ class Broadcast(Part):
     def _is_covered(self) -> bool:
         return self._covered_version >= self.fabric.interest.version
 
+    def leaving(self) -> list[str]:
+        """Former leaders that still cover us."""
+        return list(self._leaving)
+
+    def _leave(self, name: str, number: int) -> None:
+        """Have a broker told that we are none of its members, unless it hears from us again until then."""
+        if name != self.formation.leader:
+            self._leaving[name] = Leave(number or self.formation.number)
+
     def _say_goodbye(self, now: float) -> None:
-        """Former leaders need not cover us any longer."""
+        """We are covered: whoever else does that need not any longer."""
         for name, message in list(self._leaving.items()):
             peer = self.fabric.peers.get(name)
             if peer is None or peer.send(frame(frames.GROUP, message.encode())):
                 del self._leaving[name]
+        for name, message in self._newcomers.items():
+            peer = self.fabric.peers.get(name)
+            if peer is not None and name != self.formation.leader:
+                peer.send(frame(frames.GROUP, message.encode()))
+        self._newcomers = {}
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
@@ -275,21 +306,26 @@ class Broadcast(Part):
             relay.told_relayed(fields.number(), now)
         elif content[0] == frames.RELAY_STATE:
             relay.told_state(peer, fields.number(), now)
+        elif content[0] == frames.RELAY_ASK:
+            relay.asked(peer, fields.number() != 0, now)
         else:
             relay.live(peer, fields.number(), fields.number(), now)
 
     def _told(self, peer: Peer, message: Message, now: float) -> None:
         if not self.grouped:
             return
-        self._spoken_at[peer.name] = now
         if isinstance(message, Report):
             self.adaptation.reported(peer.name, message, now)
             return
         self.formation.handle(peer.name, message, now)
-        if isinstance(message, Leave) and not (self.leads and peer.name in self.formation.view.members):
+        if not isinstance(message, Leave):
+            self.links.spoke(peer.name, now)
+        elif not (self.leads and peer.name in self.formation.view.members):
             self.coverage.depart(peer.name, now)
             if self.relay is not None:
                 self.relay.forget(peer.name)
+        # At once: what follows in the same stream may be said by a new leader already.
+        self._form(now)
 
     def _told_covered(self, peer: Peer, version: int, now: float) -> None:
         if peer.name != self.formation.leader or self.leads:
@@ -309,13 +345,14 @@ class Broadcast(Part):
             self._take(peer, publication, errand.origin, errand.epoch, errand.sequence, errand, now)
             self._answer_carrier(peer, now)
             return
-        first = publication.sequence
         if errand.kind == errands.PUSHED:
             if relay is not None:
                 relay.pushed(peer, publication, errand, now)
+            if self.coverage.was_flooded_here(peer.name, errand.view):
+                return  # that copy says what we are to do with it
         elif relay is not None:
             relay.flooded(peer, publication, errand, now)
-        self._take(peer, publication, peer.name, peer.epoch, first, errand, now)
+        self._take(peer, publication, peer.name, peer.epoch, publication.sequence, errand, now)
 
     def _take(
         self, peer: Peer, publication: Publication, origin: str, epoch: int, first: int, errand: errands.Errand, now: float
@@ -343,7 +380,7 @@ class Broadcast(Part):
             and now - self._told_again.get(peer.name, -LEAVE_AGAIN_S) >= LEAVE_AGAIN_S
         ):
             self._told_again[peer.name] = now
-            peer.send(frame(frames.GROUP, Leave(0).encode()))
+            peer.send(frame(frames.GROUP, Leave(self.formation.number).encode()))
 
     # --- the cloud ------------------------------------------------------------------------------------------------------
 
@@ -353,10 +390,7 @@ class Broadcast(Part):
         relay = self.relay
         if relay is not None:
             relay.role_changed(now)
-            for name in self.members() if self.leads else ():
-                peer = self.fabric.peers.get(name)
-                if peer is not None and name not in relay.sources:
-                    relay.go(peer, now)
+            relay.go_all(now)
         self.board.announce_soon(now)
 
     def cloud_went(self, now: float) -> None:
@@ -378,42 +412,52 @@ class Broadcast(Part):
 
     def _wants_cloud(self, now: float) -> None:
         if self.cloud is not None and self.started:
-            self.cloud.want(self.leads or bool(self.coverage.covered), now)
+            self.cloud.want(self.leads or self.coverage.needs_cloud(), now)
 
     # --- who comes and goes ---------------------------------------------------------------------------------------------
 
     def peer_up(self, peer: Peer, now: float) -> None:
+        if not self.grouped:
+            self.forget_routes()  # flooded to from now on, whether it has subscribers or not
+            return
         self._down_since.pop(peer.name, None)
-        relay = self.relay
-        if relay is not None and self.leads and peer.name in self.formation.view.members:
-            relay.go(peer, now)
-        covered = self.coverage.covered.get(peer.name)
-        if covered is not None:
-            covered.told = -1
-        if peer.name in self._leaving and self._is_covered():
+        if self.relay is not None and self.leads and peer.name in self.formation.view.members:
+            self.relay.go(peer, now)
+        self.coverage.tell_again(peer.name)
+        if peer.name != self.formation.leader:
+            # It may have covered us before it restarted, and not know that others do.
+            self._newcomers[peer.name] = Leave(self.formation.number)
+        if self._is_covered():
             self._say_goodbye(now)
 
     def peer_down(self, peer: Peer, now: float) -> None:
         self._down_since[peer.name] = now
+        self._newcomers.pop(peer.name, None)
         if self.relay is not None:
             self.relay.link_lost(peer, now)
 
     def peer_gone(self, peer: Peer, now: float) -> None:
         self._down_since.pop(peer.name, None)
         self._leaving.pop(peer.name, None)
-        self._spoken_at.pop(peer.name, None)
+        self.links.gone(peer.name)
         self._told_again.pop(peer.name, None)
         self.coverage.forget(peer.name)
         if self.relay is not None:
             self.relay.forget(peer.name)
         if self.grouped:
             self.formation.lost(peer.name, now)
-        self._forget_routes()
+        self.forget_routes()
 
     # --- the group ------------------------------------------------------------------------------------------------------
 
     def _form(self, now: float) -> None:
         """What the formation changed and wants to be said."""
+        # Said first: a new member hears that it is one before it hears what follows from that.
+        for name, message in self.formation.take_outgoing():
+            if isinstance(message, Leave):
+                self._leave(name, message.number)  # once somebody else covers us
+            else:
+                self._say(name, message, now)
         changes = self.formation.take_changes()
         for change in changes:
             if isinstance(change, LeaderChanged):
@@ -421,25 +465,24 @@ class Broadcast(Part):
         if changes:
             self.adaptation.regrouped(now)
             self._regrouped(now)
-        for name, message in self.formation.take_outgoing():
-            if isinstance(message, Leave):
-                self._leaving[name] = message  # once somebody else covers us
-            else:
-                self._say(name, message, now)
         for name, message in self.adaptation.take_outgoing():
             self._say(name, message, now)
 
     def _say(self, name: str, message: Message, now: float) -> None:
-        self._spoken_at[name] = now
+        self.links.spoke(name, now)
         peer = self.fabric.peers.get(name)
         if peer is None or not peer.send(frame(frames.GROUP, message.encode())):
             self._keep_links(now)  # said again when it times out; by then there is a link
 
+    def _keep_links(self, now: float) -> None:
+        if self.started:
+            self.links.keep(now)
+
     def _leader_changed(self, former: str, present: str, now: float) -> None:
         self.latencies.belongs_to(present, now)
         self._leaving.pop(present, None)
-        if former != self.fabric.name:
-            self._leaving[former] = Leave(0)
+        if former != self.fabric.name and former not in self._leaving:
+            self._leave(former, 0)
         self._covered_version = -1
         self._leader_has_cloud = True
         own = self.coverage.covered.get(self.fabric.name)
@@ -450,7 +493,7 @@ class Broadcast(Part):
 
     def _regrouped(self, now: float) -> None:
         """The view is another one: routes, links, who is covered, who is relayed for."""
-        self._forget_routes()
+        self.forget_routes()
         view = self.formation.view
         for member in view.members.values():
             if member.name != self.fabric.name:
@@ -459,63 +502,10 @@ class Broadcast(Part):
         self.coverage.view_changed(now)
         relay = self.relay
         if relay is not None and self.leads:
-            for name in self.members():
-                peer = self.fabric.peers.get(name)
-                if peer is not None and name not in relay.sources:
-                    relay.go(peer, now)
+            relay.go_all(now)
         self._keep_links(now)
         self._wants_cloud(now)
         self.board.announce_soon(now)
-
-    # --- links ----------------------------------------------------------------------------------------------------------
-
-    def _keep_links(self, now: float) -> None:
-        """Links to everybody we have to do with, and no longer to others."""
-        if not self.started:
-            return
-        names = {*self.formation.view.members, *self.coverage.covered, *self._leaving}
-        candidate = self.formation.candidate
-        if candidate is not None:
-            names.add(candidate.name)
-            self.latencies.learn(candidate.name, candidate.address, candidate.probe_address, now)
-        for name, at in list(self._spoken_at.items()):
-            if now - at <= RECENT_S:
-                names.add(name)
-            else:
-                del self._spoken_at[name]
-        names.discard(self.fabric.name)
-        wanted: dict[str, str] = {}
-        for name in names:
-            address = self.formation.place_of(name).address or self._wanted.get(name, "")
-            if address:
-                wanted[name] = address
-        for name, address in wanted.items():
-            if self._wanted.get(name) != address:
-                if name in self._wanted:
-                    self.fabric.forget_address(self._wanted[name], WANTED_BY)
-                self.fabric.dial(address, now, name, WANTED_BY)
-        for name, address in self._wanted.items():
-            if name not in wanted:
-                self.fabric.forget_address(address, WANTED_BY)
-        self._wanted = wanted
-        if not self.links_all:
-            self._end_links(names, now)
-
-    def _end_links(self, names: set[str], now: float) -> None:
-        """What we dialled and nobody needs; brokers that are of no group with us are forgotten in the end."""
-        for peer in list(self.fabric.peers.values()):
-            if peer.name in names:
-                self._unwanted_since.pop(peer.name, None)
-                continue
-            since = self._unwanted_since.setdefault(peer.name, now)
-            link = peer.link
-            if link is not None:
-                if link.dialed and now - since > RECENT_S and not peer.session.queued_messages:
-                    link.close("not of one group any more")
-                    self.fabric.end_link(link, now)
-            elif now - since > FORGET_S:
-                del self._unwanted_since[peer.name]
-                self.fabric.forget(peer, now)
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
@@ -538,6 +528,7 @@ class Broadcast(Part):
             if now - since >= LOST_S:
                 del self._down_since[name]
                 self.formation.lost(name, now)
+                self.coverage.lost(name)
         self.formation.tick(now)
         self.adaptation.tick(now)
         said = self.board.tick(

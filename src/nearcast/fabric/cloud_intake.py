@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nearcast.fabric.identities import Identity
+from nearcast.fabric.identities import Identity, Seen
 from nearcast.fabric.replication import origin_id
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.routing import GROUP
@@ -20,6 +20,8 @@ class CloudIntake:
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
         self._fabric = broadcast.fabric
+        # What came for members of shared subscriptions: apart, because plain subscribers get a copy of their own.
+        self._shared = Seen()
         #: Messages of topics that are not of class ``broadcast``, or not allowed here.
         self.foreign_messages = 0
 
@@ -46,25 +48,59 @@ class CloudIntake:
     def arrived(self, publication: Publication, identity: Identity | None, now: float) -> None:
         topic = publication.topic
         fabric = self._fabric
-        broadcast = self._broadcast
         if fabric.classes.reach(topic) < GROUP or topic_fault(topic, fabric.limits.max_topic_levels):
             self.foreign_messages += publication.count
             return
         witness = fabric.engine.effects.witness
         if witness is not None:
             witness.processed(publication, now)
-        # Our own, by another leader or as a retained message that a new subscription brings, was here from the start; those we
-        # still cover may not have it.
-        ours = identity is not None and identity.origin == fabric.name and identity.epoch == fabric.epoch
+        cloud = self._broadcast.cloud
+        if cloud is not None and cloud.arrived_by:
+            self._arrived_for_shares(publication, identity, cloud.arrived_by, now)
+        else:
+            self._arrived_for_all(publication, identity, now)
+
+    def _arrived_for_all(self, publication: Publication, identity: Identity | None, now: float) -> None:
+        fabric = self._fabric
+        broadcast = self._broadcast
         if identity is None:
             # Of somebody else's client at the cloud: it becomes ours, and is known as such to whoever gets it from us.
             identity = Identity(fabric.name, fabric.epoch, fabric.engine.router.next_sequence)
-        new = not ours and bool(broadcast.seen.take(identity.origin, identity.epoch, identity.sequence, publication.count))
-        publication.stamp = identity.stamp
-        if identity.stamp:
-            publication.author = origin_id(identity.origin, identity.epoch)
-        if new:
-            broadcast.count(publication, identity.leader)
+            new = True
             if publication.retain:
                 fabric.engine.inbound.retain(publication, now)
+        else:
+            new = self._is_new(publication, identity)
+            publication.stamp = identity.stamp
+            publication.author = origin_id(identity.origin, identity.epoch)
+            if new and publication.retain:
+                fabric.engine.inbound.retain(publication, now)
+        if new:
+            broadcast.count(publication, identity.leader)
         broadcast.coverage.from_cloud(publication, identity, new, now)
+
+    def _is_new(self, publication: Publication, identity: Identity) -> bool:
+        """Whether this broker's clients have not had a message yet."""
+        fabric = self._fabric
+        origin, epoch, stamp = identity.origin, identity.epoch, identity.stamp
+        if origin == fabric.name and epoch == fabric.epoch:
+            return False  # it was published here; whoever is covered here may need it all the same
+        if not self._broadcast.seen.take(origin, epoch, identity.sequence, publication.count):
+            return False
+        # A subscription that is new at the cloud brings its retained messages; one that is kept here was seen, if before a
+        # restart.
+        return not (publication.retain and stamp and fabric.replication.is_kept(publication.topic, stamp, origin, epoch))
+
+    def _arrived_for_shares(self, publication: Publication, identity: Identity | None, names: list[str], now: float) -> None:
+        """The cloud chose us for shared subscriptions: one member of each, here or at a broker of the group, gets it."""
+        router = self._fabric.engine.router
+        publication.sequence = router.next_sequence
+        router.next_sequence += publication.count
+        for name in names:
+            if identity is not None:
+                if name in identity.served:
+                    continue  # a member near the publisher has it
+                if not self._shared.take(f"{name}\0{identity.origin}", identity.epoch, identity.sequence, publication.count):
+                    continue
+            router.serve(name, publication, now)
+        publication.forget_forms()

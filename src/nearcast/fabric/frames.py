@@ -83,6 +83,7 @@ RELAYED: Final = 91
 RELAY_STATE: Final = 92
 RELAY_LIVE: Final = 93
 COVERED: Final = 94
+RELAY_ASK: Final = 95
 
 LENGTH_BYTES: Final = 4
 

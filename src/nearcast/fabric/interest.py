@@ -157,6 +157,7 @@ class Interest(Part):
         removed = list(self._removed)
         self._added = {}
         self._removed = {}
+        self._fabric.broadcast.interest_changed(self._fabric.name, self.version, added)
         spreads = self._fabric.broadcast.awaits_cloud()
         data = b""
         for peer in self._fabric.peers.values():
@@ -353,6 +354,7 @@ class Interest(Part):
             sessions.subscribe(session, Subscription(session, name, 2, retain_as_published=True))
         if not flags & MORE:
             self.theirs[peer.name] = version
+            self._fabric.broadcast.interest_changed(peer.name, version, added)
             peer.send_held(frame(frames.INTEREST_ACK, number(version), number(self._fabric.engine.router.next_sequence - 1)))
 
 

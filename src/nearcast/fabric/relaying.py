@@ -10,15 +10,14 @@ has acknowledged it, whoever relayed it. A leader relays for its members, and is
     waiting   ──► there is no leader with a cloud at the moment
 
 Every go of a leader (RELAY_STATE) has a number, its *turn*; 0 is a stop. A member that hears go begins again with all that is
-not confirmed; what belongs to another turn is ignored. RELAY_LIVE says up to which number everything was pushed. RELAYED
-says up to which number the cloud has everything; that is true whoever says it.
+not confirmed; what belongs to another turn is ignored. A member that has waited for long asks (RELAY_ASK). RELAY_LIVE says up
+to which number everything was pushed. RELAYED says up to which number the cloud has everything; that is true whoever says it.
 
 Messages may thus reach the cloud twice. Their identity goes with them, so that no broker takes them twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import errands, frames, messages
@@ -26,6 +25,7 @@ from nearcast.fabric.frames import frame
 from nearcast.fabric.identities import Identity
 from nearcast.fabric.outgoing import PeerSession
 from nearcast.fabric.parts import Peer
+from nearcast.fabric.relay_sources import Source, UnderWay, Waiting
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.records import number
@@ -42,53 +42,18 @@ MAX_BACKLOG_BYTES: Final = 8_388_608
 """Of one member, at its leader, before the leader says stop. A member that pushes has less than ``max_unconfirmed_bytes``
 under way."""
 
+MAX_BACKLOGS_BYTES: Final = 67_108_864
+"""Of all members together."""
+
 RESUME_S: Final = 0.5
 """How often a leader looks whether it can go on for those it stopped."""
 
+ASK_S: Final = 1.0
+"""How often a member without a turn asks its leader for one. Leaders give it unasked; this is for what got lost between two
+views."""
+
+PACE_S: Final = 0.05
 CHECK_S: Final = 1.0
-
-
-class _UnderWay:
-    """A message that was given to the cloud."""
-
-    def __init__(self, source: Source, sequence: int) -> None:
-        self.source = source
-        self.sequence = sequence
-        self.done = False
-
-
-class Waiting:
-    """Messages that the cloud has no room for yet. Empty: all that was pushed is in front of it."""
-
-    def __init__(self, publication: Publication | None, errand: errands.Errand | None) -> None:
-        self.publication = publication
-        self.errand = errand
-
-
-class Source:
-    """Whose messages are relayed here: this broker's own (no peer), or a member's, in one turn."""
-
-    def __init__(self, peer: Peer | None, turn: int) -> None:
-        self.peer = peer
-        self.turn = turn
-        #: Messages up to this one were pushed: those after it are taken from what is flooded. None: not that far yet.
-        self.live_after = -1
-        self.backlog: deque[Waiting] = deque()
-        self.backlog_bytes = 0
-        self.reached = 0
-        self.told = 0
-        self._under_way: deque[_UnderWay] = deque()
-
-    def given(self, sequence: int) -> _UnderWay:
-        entry = _UnderWay(self, sequence)
-        self._under_way.append(entry)
-        return entry
-
-    def advance(self) -> None:
-        """See how far everything is done."""
-        under_way = self._under_way
-        while under_way and under_way[0].done:
-            self.reached = under_way.popleft().sequence
 
 
 class RelaySession(PeerSession):
@@ -136,14 +101,19 @@ class Relay:
         # As a member.
         self.turn = 0
         self.is_live = False
-        self._turns: dict[str, int] = {}
+        self._ask_at = 0.0
         # As a leader.
         self._own: Source | None = None
         self.sources: dict[str, Source] = {}
         self._last_turn = 0
-        self._tokens: dict[int, _UnderWay] = {}
+        self._backlogs_bytes = 0
+        self._has_backlog = False
+        # By the number under which the cloud knows it: what it was given. Its window is the bound.
+        self._tokens: dict[int, UnderWay] = {}
         self._last_token = 0
-        self._changed: dict[str, Source] = {}
+        # By member: how far the cloud has its messages, where it was not told so yet.
+        self._reached: dict[str, int] = {}
+        self._pace_at = 0.0
         self._next_check = 0.0
         self._resume_at = 0.0
         #: Messages relayed to the cloud, of which for members; QoS 0 messages that found no room; stops.
@@ -188,32 +158,36 @@ class Relay:
         self.is_live = False
         if self._own is None and self._cloud_up:
             self._own = Source(None, 0)
-            session.opened(session.last_confirmed, now)
+            self._open(self._fabric.limits.max_packet_bytes, now)
         elif self._own is not None:
             session.drain(now)
         else:
             session.closed()
+
+    def _open(self, max_packet_bytes: int, now: float) -> None:
+        """There is a way for the queue: begin with what is not confirmed."""
+        session = self.session
+        session.max_packet_bytes = max_packet_bytes
+        session.opened(session.last_confirmed, now)
 
     def leader_changed(self, now: float) -> None:
         """Another broker leads: wait for its go."""
         self.turn = 0
         self.is_live = False
         self._own = None
+        self._ask_at = now + ASK_S
         self.session.closed()
         self.role_changed(now)
-        leader = self._leader()
-        if leader is not None and not self._broadcast.leads and leader.name in self._turns:
-            self.told_state(leader, self._turns[leader.name], now)
 
     def told_state(self, peer: Peer, turn: int, now: float) -> None:
-        """A leader said go, or stop. It may say so before we know that it is our leader."""
-        self._turns[peer.name] = turn
-        if peer.name != self._broadcast.formation.leader or self._broadcast.leads:
+        """A leader said go, or stop."""
+        if peer.name != self._broadcast.formation.leader:
             return
         self.turn = turn
         self.is_live = False
+        self._ask_at = now + ASK_S
         if turn:
-            self.session.opened(self.session.last_confirmed, now)
+            self._open(peer.session.max_packet_bytes, now)
         else:
             self.session.closed()
 
@@ -221,7 +195,6 @@ class Relay:
         """What was said on a link is forgotten with it, at both ends."""
         self.forget(peer.name)
         self.told_state(peer, 0, now)
-        del self._turns[peer.name]
 
     def told_relayed(self, last: int, now: float) -> None:
         """The cloud has everything of ours up to this number."""
@@ -266,24 +239,34 @@ class Relay:
 
     def go(self, peer: Peer, now: float) -> None:
         """Have a member give us what it has for the cloud, from what is not confirmed on."""
-        if not self._broadcast.leads or not self._cloud_up or not peer.up:
-            return
-        self._last_turn += 1
-        self.sources[peer.name] = Source(peer, self._last_turn)
-        peer.send(frame(frames.RELAY_STATE, number(self._last_turn)))
+        if self._broadcast.leads and self._cloud_up and peer.up:
+            self.forget(peer.name)
+            self._last_turn += 1
+            self.sources[peer.name] = Source(peer, self._last_turn)
+            peer.send(frame(frames.RELAY_STATE, number(self._last_turn)))
+
+    def go_all(self, now: float) -> None:
+        """Have those members do so that do not."""
+        for name in self._broadcast.members():
+            peer = self._fabric.peers.get(name)
+            if peer is not None and name not in self.sources:
+                self.go(peer, now)
 
     def stop(self, source: Source, now: float) -> None:
         """There is no room for a member's messages: it keeps them."""
         peer = source.peer
         if peer is not None and self.sources.get(peer.name) is source:
-            del self.sources[peer.name]
+            self.forget(peer.name)
             self.stops += 1
             peer.send(frame(frames.RELAY_STATE, number(0)))
 
     def forget(self, name: str) -> None:
-        """A broker is no longer served here."""
-        self.sources.pop(name, None)
-        self._changed.pop(name, None)
+        """A broker is no longer served here. It is still told when the cloud has what that was given."""
+        source = self.sources.pop(name, None)
+        if source is not None:
+            self._backlogs_bytes -= source.backlog_bytes
+            source.backlog.clear()
+            source.backlog_bytes = 0
 
     def live(self, peer: Peer, turn: int, position: int, now: float) -> None:
         """A member has pushed everything up to this number."""
@@ -293,6 +276,7 @@ class Relay:
             if source.backlog:
                 # The numbers up to here count once the last message that was pushed is done; an empty one stands for them.
                 source.backlog.append(Waiting(None, None))
+                self._has_backlog = True
             else:
                 source.given(position).done = True
                 self._advanced(source, now)
@@ -325,7 +309,9 @@ class Relay:
             return
         source.backlog.append(Waiting(publication, errand))
         source.backlog_bytes += len(publication.packets)
-        if source.backlog_bytes > MAX_BACKLOG_BYTES:
+        self._backlogs_bytes += len(publication.packets)
+        self._has_backlog = True
+        if source.backlog_bytes > MAX_BACKLOG_BYTES or self._backlogs_bytes > MAX_BACKLOGS_BYTES:
             self.stop(source, now)
 
     # --- to the cloud ---------------------------------------------------------------------------------------------------
@@ -399,8 +385,8 @@ class Relay:
             return
         peer = source.peer
         if peer is not None:
-            self._changed[peer.name] = source
-        elif source is self._own:
+            self._reached[peer.name] = max(source.reached, self._reached.get(peer.name, 0))
+        else:  # also when another broker leads by now
             self.session.confirmed(source.reached, now)
 
     def pump(self, now: float) -> None:
@@ -411,9 +397,12 @@ class Relay:
         waiting = [source for source in self.sources.values() if source.backlog]
         while waiting and cloud.has_room():
             for source in waiting:
+                if not source.backlog:
+                    continue
                 waited = source.backlog.popleft()
                 if waited.publication is not None and waited.errand is not None:
                     source.backlog_bytes -= len(waited.publication.packets)
+                    self._backlogs_bytes -= len(waited.publication.packets)
                     self._give(source, waited.publication, waited.errand, now)
                 else:
                     source.given(source.live_after).done = True
@@ -421,32 +410,30 @@ class Relay:
                 if not cloud.has_room():
                     break
             waiting = [source for source in waiting if source.backlog]
-        self.session.drain(now)
+        self._has_backlog = bool(waiting)
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
-        self.pump(now)
-        if self._changed:
-            for source in self._changed.values():
-                peer = source.peer
-                if peer is not None and source.reached > source.told:
-                    source.told = source.reached
-                    peer.send(frame(frames.RELAYED, number(source.reached)))
-            self._changed = {}
+        if self._has_backlog:
+            self.pump(now)
+        if self.session.ready and not self.is_live:
+            self.session.drain(now)
+        if self._reached:
+            for name, reached in self._reached.items():
+                peer = self._fabric.peers.get(name)
+                if peer is not None:
+                    peer.send(frame(frames.RELAYED, number(reached)))
+            self._reached = {}
 
     def tick(self, now: float) -> None:
         session = self.session
+        self._pace_at = now + PACE_S
         if session.catching_up:
             session.drain(now)
         if now >= self._resume_at:
             self._resume_at = now + RESUME_S
-            cloud = self._broadcast.cloud
-            if self._broadcast.leads and cloud is not None and cloud.connected and cloud.has_room():
-                for name in self._broadcast.members():
-                    peer = self._fabric.peers.get(name)
-                    if peer is not None and peer.up and name not in self.sources:
-                        self.go(peer, now)
+            self._resume(now)
         if now >= self._next_check:
             self._next_check = now + CHECK_S
             spool = self._fabric.channels.spool
@@ -456,10 +443,27 @@ class Relay:
                     spool.remove(session.number, file_number)
             session.try_files_again(now)
 
+    def _resume(self, now: float) -> None:
+        broadcast = self._broadcast
+        if broadcast.leads:
+            cloud = broadcast.cloud
+            if cloud is not None and cloud.has_room():
+                self.go_all(now)
+        elif (not self.turn or not broadcast.knows_coverage()) and now >= self._ask_at:
+            leader = self._leader()
+            if leader is not None and leader.send(frame(frames.RELAY_ASK, number(0 if self.turn else 1))):
+                self._ask_at = now + ASK_S
+
+    def asked(self, peer: Peer, wants_turn: bool, now: float) -> None:
+        """A member has waited in vain for a go, or for word of what is covered of it."""
+        if self._broadcast.leads and peer.name in self._broadcast.formation.view.members:
+            self._broadcast.coverage.tell_again(peer.name)
+            if wants_turn:
+                self.go(peer, now)
+
     def next_deadline(self) -> float:
-        if self.session.catching_up:
-            return min(self._next_check, self._resume_at, self._next_check - CHECK_S + 0.05)
-        return min(self._next_check, self._resume_at)
+        deadline = min(self._next_check, self._resume_at)
+        return min(deadline, self._pace_at) if self.session.catching_up else deadline
 
 
 def _served(via: str) -> list[str]:

@@ -167,6 +167,11 @@ class Replication(Part):
         self._set(topic, publication.stamp, origin)
         return True
 
+    def is_kept(self, topic: bytes, stamp: int, name: str, epoch: int) -> bool:
+        """Whether this very message is the one that is kept."""
+        version = self._retained.versions.get(topic)
+        return version is not None and version.stamp == stamp and version.origin == origin_id(name, epoch)
+
     def _set(self, topic: bytes, stamp: int, origin: str) -> None:
         self._retained.versions[topic] = Version(stamp, origin)
         self._cleared.pop(topic, None)
