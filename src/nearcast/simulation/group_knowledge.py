@@ -33,6 +33,12 @@ Floats = npt.NDArray[np.float64]
 
 NEVER = math.inf
 
+_NOWHERE = -2.0
+"""In the place of a cosine: not this one."""
+
+_ATTEMPTS = 16
+"""So many that are listed and not heard are passed over one by one; then all of them at once."""
+
 _ROWS = 256
 """Of a matrix of distances at a time."""
 
@@ -107,9 +113,14 @@ class Board:
         place = int(self._places[who])
         return place >= 0 and bool(self._until[place] == NEVER)
 
+    def has_heard(self, reader: int, place: int, now: float, known_for_s: float) -> bool:
+        """The same as :meth:`heard`, of one entry."""
+        moment = now - float(self.delays_s[reader])
+        return bool(self._since[place] <= moment - known_for_s and self._until[place] > moment)
+
     def heard(self, reader: int, now: float, known_for_s: float) -> npt.NDArray[np.bool_]:
         """Which entries a broker has heard, that long ago at least, and not heard the end of."""
-        self._forget(now)
+        self.forget(now)
         moment = now - float(self.delays_s[reader])
         listed = self.listed
         return (self._since[:listed] <= moment - known_for_s) & (self._until[:listed] > moment)
@@ -125,7 +136,7 @@ class Board:
         cosines += self._columns[2, :listed] * z
         return cosines
 
-    def _forget(self, now: float) -> None:
+    def forget(self, now: float) -> None:
         """Drop entries whose end has been heard everywhere."""
         leaving = self._leaving
         while leaving and leaving[0][0] <= now:
@@ -185,32 +196,37 @@ class Known:
         return address_of(name) if name in self._surroundings.numbers else ""
 
     def _nearest(self, below_ms: float, now: float, avoid: Collection[str]) -> str:
-        board, surroundings, own = self._board, self._surroundings, self._number
-        heard = board.heard(own, now, self._known_for_s)
-        who = board.who[: board.listed]
-        heard &= who != own
-        for name in avoid:
-            heard &= who != surroundings.numbers.get(name, -1)
+        board, surroundings = self._board, self._surroundings
+        not_these = {self._number, *(surroundings.numbers.get(name, -1) for name in avoid)}
+        board.forget(now)
         if board.vectors is not None:
-            cosines = np.where(heard, board.cosines(own), -2.0)
-            while cosines.size:
-                place = int(cosines.argmax())
-                if cosines[place] < -1.5:
-                    break
-                candidate = int(who[place])
-                latency_ms = surroundings.latency_ms(own, candidate)
-                if latency_ms < below_ms:
-                    return surroundings.names[candidate]
-                if latency_ms < math.inf:
-                    break
-                cosines[place] = -2.0  # No way there, or it does not answer: the next one.
-            return ""
+            return self._nearest_by_place(below_ms, now, not_these)
         best, least_ms = "", below_ms
-        for candidate in who[heard].tolist():
-            latency_ms = surroundings.latency_ms(own, candidate)
-            if latency_ms < least_ms:
+        for candidate in board.who[: board.listed][board.heard(self._number, now, self._known_for_s)].tolist():
+            latency_ms = surroundings.latency_ms(self._number, candidate)
+            if candidate not in not_these and latency_ms < least_ms:
                 best, least_ms = surroundings.names[candidate], latency_ms
         return best
+
+    def _nearest_by_place(self, below_ms: float, now: float, not_these: Collection[int]) -> str:
+        """Down the list of those announced, the nearest first, until one has been heard and answers, or is too far."""
+        board, surroundings, own = self._board, self._surroundings, self._number
+        cosines = board.cosines(own)
+        for attempt in range(board.listed):
+            if attempt == _ATTEMPTS:
+                cosines[~board.heard(own, now, self._known_for_s)] = _NOWHERE
+            place = int(cosines.argmax())
+            if cosines[place] == _NOWHERE:
+                break
+            candidate = int(board.who[place])
+            if candidate not in not_these:
+                latency_ms = surroundings.latency_ms(own, candidate)
+                if below_ms <= latency_ms < math.inf:
+                    break
+                if latency_ms < below_ms and board.has_heard(own, place, now, self._known_for_s):
+                    return surroundings.names[candidate]
+            cosines[place] = _NOWHERE
+        return ""
 
 
 def nearest_others(vectors: Floats, numbers: Sequence[int]) -> list[int]:
@@ -220,7 +236,7 @@ def nearest_others(vectors: Floats, numbers: Sequence[int]) -> list[int]:
     for start in range(0, len(chosen), _ROWS):
         cosines = chosen[start : start + _ROWS] @ chosen.T
         rows = np.arange(len(cosines))
-        cosines[rows, start + rows] = -2.0
+        cosines[rows, start + rows] = _NOWHERE
         found += [numbers[place] for place in cosines.argmax(axis=1).tolist()]
     return found
 

@@ -309,8 +309,9 @@ def _lcm(settings: GroupSettings, brokers: list[str]) -> dict[str, float]:
         if len(given) != len(brokers):
             raise ConfigError(f"`settings.lcm` has {len(given)} numbers for {len(brokers)} brokers", key="settings.lcm")
         given = dict(zip(brokers, given, strict=True))
+    known = set(brokers)
     for name, value in given.items():
-        if name not in brokers:
+        if name not in known:
             raise ConfigError(f"`settings.lcm`: there is no broker {name}", key="settings.lcm")
         if not 0.0 <= value < math.inf:
             raise ConfigError(f"`settings.lcm` of {name} must be 0 or more", key="settings.lcm")
