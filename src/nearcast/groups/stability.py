@@ -54,13 +54,17 @@ def disagreeing(formations: Iterable[Formation]) -> list[str]:
     """Where the brokers of a group do not have the same view: as long as an update is under way, and never for long."""
     brokers = {formation.name: formation for formation in formations}
     found = []
+    # Members that were told by the same message share a view, so large groups have few to compare.
+    agreed: set[int] = set()
     for member in brokers.values():
         leader = brokers.get(member.leader)
         if leader is None:
             found.append(f"{member.name} follows {member.leader}, which is gone")
         elif member.name not in leader.view.members:
             found.append(f"{member.name} follows {member.leader}, which does not know")
-        elif leader.view is not member.view and leader.view != member.view:
+        elif id(member.view) in agreed or leader.view == member.view:
+            agreed.add(id(member.view))
+        else:
             found.append(f"{member.name} has {member.view!r}, its leader {leader.view!r}")
     for leader in brokers.values():
         if leader.leads:
