@@ -13,6 +13,9 @@ Pure functions on text; nothing here knows of a connection.
 
 from __future__ import annotations
 
+import zlib
+from typing import Final
+
 from nearcast.mqtt.topics import SHARE_PREFIX, parse_shared
 
 
@@ -51,6 +54,9 @@ def shared_intersection(topic_filter: str, rule: str) -> str:
         return intersection(topic_filter, rule)
     group, inner = parse_shared(topic_filter)
     common = intersection(inner, rule)
+    if common != inner:
+        # Groups of the same name with different filters are different groups, and must not become one by this.
+        group = f"{group}.{zlib.crc32(inner.encode('utf-8')):08x}"
     return f"{SHARE_PREFIX}{group}/{common}" if common else ""
 
 
@@ -219,6 +225,10 @@ def disjoint(filters: dict[str, int]) -> dict[str, int]:
     return found
 
 
+MAX_FORMER: Final = 10_000
+"""Names of shared subscriptions at the cloud that are remembered for what may still come by them."""
+
+
 class CloudFilters:
     """Who needs which filters at the cloud, counted: each of ``filters`` of clients, times the rules that they meet.
 
@@ -230,6 +240,7 @@ class CloudFilters:
         self._rules = rules
         self._counts: dict[str, list[int]] = {}
         self._wanted: dict[str, int] | None = None
+        self._shared: dict[str, str] = {}
 
     def set_rules(self, rules: list[str]) -> None:
         """Other topics are ``broadcast`` from now on."""
@@ -254,6 +265,8 @@ class CloudFilters:
         if counts[qos] == 0:
             if counts == [0, 0, 0]:
                 del self._counts[topic_filter]
+                if len(self._shared) > MAX_FORMER:
+                    self._shared.clear()  # what is wanted enters itself again
             self._changed()
 
     def _changed(self) -> None:
@@ -271,5 +284,11 @@ class CloudFilters:
                     common = shared_intersection(topic_filter, rule)
                     if common:
                         wanted[common] = max(qos, wanted.get(common, 0))
+                        if common != topic_filter and common.startswith(SHARE_PREFIX):
+                            self._shared[common] = topic_filter
             self._wanted = wanted
         return wanted
+
+    def shared_as(self, topic_filter: str) -> str:
+        """The shared subscription of clients that is this one at the cloud."""
+        return self._shared.get(topic_filter, topic_filter)

@@ -1,0 +1,81 @@
+"""Filters at the cloud, by example; :mod:`tests.property.test_cloud_filters` has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from nearcast.fabric.cloud_filters import CloudFilters, collapsed, disjoint, intersection, overlapping, shared_intersection
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        ("a/b", "a/b", "a/b"),
+        ("a/b", "a/c", ""),
+        ("a/+", "+/b", "a/b"),
+        ("a/#", "a", "a"),
+        ("a/#", "+", "a"),
+        ("a/+/#", "a", ""),
+        ("#", "a/+/c", "a/+/c"),
+        ("#", "$SYS/load", ""),
+        ("$SYS/#", "$SYS/load", "$SYS/load"),
+        ("+/+", "#", "+/+"),
+        ("a/b/#", "a/+/c/#", "a/b/c/#"),
+        ("/a", "+/a", "/a"),
+    ],
+)
+def test_what_two_filters_have_in_common(one: str, other: str, common: str) -> None:
+    assert intersection(one, other) == common
+    assert intersection(other, one) == common
+
+
+def test_what_another_filter_covers_is_left_out() -> None:
+    assert collapsed({"a/b": 2, "a/#": 0, "a/+": 1, "b": 1}) == {"a/#": 2, "b": 1}
+    assert collapsed({"+/#": 1, "#": 0}) == {"#": 1}
+    assert collapsed({"$share/g/a/b": 1, "a/#": 1}) == {"$share/g/a/b": 1, "a/#": 1}
+    assert collapsed({"#": 1, "$SYS/load": 1}) == {"#": 1, "$SYS/load": 1}
+
+
+def test_what_overlaps_and_what_it_is_widened_to() -> None:
+    filters = {"a/+": 1, "+/b": 2, "c/d": 0, "$share/g/#": 1}
+    assert overlapping(filters) == {"a/+", "+/b"}
+    assert disjoint(filters) == {"+/+": 2, "$share/g/#": 1}
+
+
+def test_a_shared_subscription_that_a_rule_narrows_stays_a_group_of_its_own() -> None:
+    assert shared_intersection("$share/g/cars/#", "cars/#") == "$share/g/cars/#"
+    assert shared_intersection("$share/g/bikes/#", "cars/#") == ""
+    narrowed = shared_intersection("$share/g/#", "cars/#")
+    assert narrowed.startswith("$share/g.")
+    assert narrowed.endswith("/cars/#")
+
+
+def test_filters_are_counted() -> None:
+    filters = CloudFilters(["cars/#"])
+    filters.add("cars/1", 1)
+    filters.add("cars/1", 1)
+    version = filters.version
+    filters.remove("cars/1", 1)
+    assert filters.version == version
+    assert filters.wanted() == {"cars/1": 1}
+    filters.add("cars/1", 2)
+    assert filters.wanted() == {"cars/1": 2}
+    filters.remove("cars/1", 1)
+    filters.remove("cars/1", 2)
+    assert filters.wanted() == {}
+
+
+def test_other_rules_make_other_filters() -> None:
+    filters = CloudFilters(["cars/#"])
+    filters.add("#", 1)
+    filters.add("bikes/1", 1)
+    filters.add("$share/g/#", 1)
+    shared = shared_intersection("$share/g/#", "cars/#")
+    assert filters.wanted() == {"cars/#": 1, shared: 1}
+    assert filters.shared_as(shared) == "$share/g/#"
+    filters.set_rules(["bikes/+", "cars/1"])
+    assert set(filters.wanted()) >= {"bikes/+", "cars/1", "bikes/1"}
+    version = filters.version
+    filters.set_rules(["bikes/+", "cars/1"])
+    assert filters.version == version
+    assert filters.shared_as("$share/g/x") == "$share/g/x"
