@@ -12,9 +12,9 @@ It is held, until it arrives, by a broker for its client or for another broker, 
 a broker.
 
 - *Exactly once.* At QoS 2 nothing comes twice, but after a broker died: what a broker has taken already it remembers in memory
-  alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do those of the cloud's own clients have
-  one; of these, what went two ways while groups changed comes twice, and what is retained does as well when it comes anew
-  with a subscription.
+  alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do messages of the cloud's own clients
+  have one, nor does it mean anything to them. There, what went two ways while groups changed comes twice, and what is
+  retained does as well when it comes anew with a subscription.
 - *Order.* While groups change, messages of a publisher may go different ways, and overtake each other.
 - *QoS 0.* What is published at QoS 0 while groups change may be lost, never doubled. Once they have been the same for a while,
   it arrives.
@@ -264,9 +264,9 @@ class BroadcastLedger(FabricLedger):
     def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
         return super()._may_repeat(known, sent) or self._broker_died_since(sent.message.sent_s - LATE_S)
 
-    def _is_numbered(self, stream: Stream) -> bool:
-        """Whether a publisher's messages have an identity that all brokers know."""
-        return self._numbered and not self._groups.is_at_cloud(stream.client)
+    def _is_numbered(self, known: Subscriber, stream: Stream) -> bool:
+        """Whether a publisher's messages have an identity that the subscriber's broker knows."""
+        return self._numbered and not self._groups.is_at_cloud(stream.client) and not self._groups.is_at_cloud(known.client)
 
     def _broker_died_since(self, when_s: float) -> bool:
         """Of the fabric, or a cloud that forgets."""
@@ -274,7 +274,7 @@ class BroadcastLedger(FabricLedger):
 
     def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
         changed = max(self.changed_s, self._cloud_died_s) >= sent.message.sent_s - LATE_S
-        if not self._is_numbered(stream) and (changed or sent.message.retain):
+        if not self._is_numbered(known, stream) and (changed or sent.message.retain):
             self.duplicated += 1
             self.excused += 1
             return
