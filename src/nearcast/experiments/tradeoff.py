@@ -194,7 +194,7 @@ class Tradeoff(Experiment[TradeoffParameters]):
             "mean ms",
             "p90 ms",
             "excess %",
-            "at edge brokers %",
+            "at the edge %",
             "processed",
         ]
         rows: list[list[str | float | None]] = [
