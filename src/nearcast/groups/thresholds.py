@@ -43,7 +43,7 @@ LOWER: Final = 0.8
 PERIODS_TO_RAISE: Final = 3
 PERIODS_TO_LOWER: Final = 2
 
-FIRST_CEILING_S: Final = 600.0
+FIRST_CEILING_S: Final = 1_800.0
 LONGEST_CEILING_S: Final = 86_400.0
 
 
@@ -119,11 +119,9 @@ class AdaptiveThresholds(Thresholds):
         self._under = 0
 
     def followed(self, join_ms: float, now: float) -> None:
-        # Whoever leaves a group, or loses its leader, begins with what that group had found out; but not with why.
+        # Whoever leaves a group, or loses its leader, begins with what that group had found out. What it found out itself
+        # while it led still holds: else two that take turns in leading would try the same thing for ever.
         self._set(join_ms)
-        self.ceiling_ms = FOREVER
-        self._ceiling_s = FIRST_CEILING_S
-        self._last_ceiling_ms = FOREVER
         self._lowering = False
         self.regrouped(now)
 
