@@ -1,18 +1,62 @@
-"""How brokers find themselves together in groups (Hasenburg et al., sections II-C and II-D)."""
+"""How brokers find themselves together in groups (Hasenburg et al., sections II-C and II-D).
+
+Every broker runs one of these machines and starts as the leader of a group of its own. Leaders that are near each other merge:
+the more capable one leads on, the other becomes its member and tells its own members, and each of those follows if the new
+leader is near it too, or starts a group of its own. That is all; where nobody is left to merge with, the groups are formed.
+What follows is about doing it among many at once, over a network that loses, repeats and delays, with brokers that die.
+
+A broker leads or follows, and is in the middle of at most one step:
+
+=========  ==========  =====================================================  =============================================
+stands as  step        began when                                             ends when
+=========  ==========  =====================================================  =============================================
+leader     idle        it started; it had to leave, or to split               it asks somebody, or is asked
+leader     asking      a leader is below the join threshold: Ask              Answer; an Ask that crosses ours; time
+leader     joining     the other is to lead: Join                             Welcome: *member*; Refuse, time: *leader*
+member     idle        its leader's Welcome                                   Notice, Refuse: another leader is named;
+                                                                              the leader is too far, or lost: *leader*
+member     measuring   another leader was named                               it is near: joining; far, or time: *leader*
+member     joining     that one is near; or whoever watches flows said so     Welcome: *member* there; Refuse: measuring what
+                                                                              that one names; time: *leader*
+=========  ==========  =====================================================  =============================================
+
+**Who leads.** The larger capability (LCM), then the larger group, then the larger name. The one that is asked decides and
+says so. When two ask each other, both know all six figures and need no answer. One that is asking, or joining, tells others
+that it is busy, and waits are random, so that neighbours do not stay busy with each other.
+
+**Nobody ends up without a leader.** A leader that joins another takes nobody in until it is through. So whoever is taken in
+stands still, and whoever takes it in leads and is not about to stop: followers never form a circle. A leader tells its members
+only when it has been taken in itself: if the new leader dies in between, refuses, or is never heard of again, the group is as
+it was.
+
+**It ends.** Take the capabilities from the highest down, and for each the sizes of the groups led with it, largest first. A
+merger makes one group larger, and else touches only groups led with less capability, or with the same and not larger: the
+loser's, and those of its members that do not follow, who have no more capability than it. So each merger makes this list of
+lists larger in dictionary order, and among finitely many brokers that cannot go on for ever. It ends when no two leaders are
+below the join threshold, which is condition (i) of the paper; (ii) is what members see to. (All this for latencies and
+capabilities that hold still.)
+
+**Nothing swings.** Joining takes a latency below one threshold, leaving one above another that is higher, and latencies are
+moving averages.
+
+**What gets lost is put right.** Questions have numbers, and what does not fit the state is ignored. A member says every few
+seconds whose it is and which view it has: a leader that has forgotten it takes it in again, one that has changed its view says
+so, one that leads no more says who does. A leader drops members that fall silent, and a broker that is told of a group it does
+not belong to sends a Leave. So the brokers of a group have the same view soon after the network lets them.
+
+**Who follows whom is not told twice.** Views are told as differences, at most every few hundredths of a second, and in large
+groups less often (:mod:`nearcast.groups.rosters`). Nothing here takes time that grows with the fabric, only with the group.
+"""
 
 from __future__ import annotations
 
-import random
-
-from nearcast.groups import messages, rosters, views
-from nearcast.groups.avoidance import Avoidance
+from nearcast.groups import messages, rosters
 from nearcast.groups.changes import Change, LeaderChanged, ViewChanged
+from nearcast.groups.memberships import Membership
 from nearcast.groups.messages import Answer, Ask, Join, Leave, Message, Notice, Refuse, Update, Welcome
 from nearcast.groups.neighbours import Neighbours
-from nearcast.groups.rosters import Roster
-from nearcast.groups.settings import FormationSettings
-from nearcast.groups.steps import ASKING, FOREVER, IDLE, JOINING, MEASURING, Step
-from nearcast.groups.thresholds import Thresholds
+from nearcast.groups.standing import Standing
+from nearcast.groups.steps import ASKING, FOREVER, IDLE, JOINING, MEASURING
 from nearcast.groups.views import Member, View
 
 __all__ = ["Change", "Formation", "LeaderChanged", "Neighbours", "ViewChanged", "outranks"]
@@ -27,122 +71,16 @@ def outranks(lcm: float, size: int, name: str, other_lcm: float, other_size: int
     return name > other_name
 
 
-class Formation:
+class Formation(Standing):
     """One broker's part in it. See the module."""
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        settings: FormationSettings,
-        neighbours: Neighbours,
-        thresholds: Thresholds,
-        lcm: float,
-        rng: random.Random,
-        now: float,
-    ) -> None:
-        self.name = name
-        self.address = address
-        self.probe_address = ""
-        """Where this broker answers probes, if not where it takes links. Like ``lcm`` it may be set at any time."""
-        self.lcm = lcm
-        self.asks = 0
-        self.leader_joins = 0
-        self.member_joins = 0
-        self.notifications = 0
-        self.refusals = 0
-        self.leaves = 0
-        self.splits = 0
-        self.messages_sent = 0
-        self._settings = settings
-        self._neighbours = neighbours
-        self._thresholds = thresholds
-        self._rng = rng
-        self._outgoing: list[tuple[str, Message]] = []
-        self._changes: list[Change] = []
-        self._number = rng.getrandbits(30)
-        self._step = Step()
-        # Leading.
-        self._roster = self._alone(1)
-        self._ask_at = now + rng.random() * settings.ask_interval_s
-        self._idle_s = settings.ask_interval_s
-        self._avoidance = Avoidance(settings.retry_s)
-        # Following: the leader's view; none while this broker leads.
-        self._view: View | None = None
-        self._check_at = FOREVER
-        self._renew_at = FOREVER
-        self._joined_at = now
-        self._measured = False
-
-    def begin(self, address: str, probe_address: str, version: int) -> None:
-        """Where this broker is reached, as is known once its sockets are open, and a version above those of its earlier lives:
-        messages that were flooded then may still be under way."""
-        self.address = address
-        self.probe_address = probe_address
-        self._roster = self._alone(version)
-
-    def _alone(self, version: int) -> Roster:
-        leader = Member(self.name, self.address, version, self.probe_address)
-        thresholds = self._thresholds
-        return Roster(
-            views.alone(leader, thresholds.join_ms, thresholds.leave_ms, self._rng.getrandbits(48) + 1), self._settings
-        )
-
-    # --- what others read -----------------------------------------------------------------------------------------------
-
-    @property
-    def view(self) -> View:
-        """The group this broker is in, as far as it knows."""
-        view = self._view
-        return view if view is not None else self._roster.view
-
-    @property
-    def leader(self) -> str:
-        """Who leads it: this broker itself, or another."""
-        view = self._view
-        return view.leader if view is not None else self.name
-
-    @property
-    def leads(self) -> bool:
-        return self._view is None
-
-    @property
-    def number(self) -> int:
-        """Of what was said last. A Leave with it does not count for whoever hears from us again."""
-        return self._number
-
-    @property
-    def candidate(self) -> Member | None:
-        """The leader that this broker is about to join, or thinks of joining, if there is one: it should be measured."""
-        return self._step.target if self._step.kind >= MEASURING else None
-
-    def place_of(self, name: str) -> Member:
-        """Where a broker takes links and answers probes, as far as is known."""
-        if self._step.is_with(name) and self._step.target.address:
-            return self._step.target
-        member = self.view.members.get(name)
-        return member if member is not None else Member(name, self._neighbours.address(name), 0)
-
-    def take_outgoing(self) -> list[tuple[str, Message]]:
-        """What is to be sent to whom, in order."""
-        taken = self._outgoing
-        if taken:
-            self._outgoing = []
-        return taken
-
-    def take_changes(self) -> list[Change]:
-        """What happened since the last call, in order."""
-        taken = self._changes
-        if taken:
-            self._changes = []
-        return taken
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
         """When :meth:`tick` has something to do."""
-        if self._view is not None:
-            return min(self._step.deadline, self._check_at, self._renew_at)
+        membership = self._membership
+        if membership is not None:
+            return min(self._step.deadline, membership.check_at, membership.renew_at)
         own = self._ask_at if self._step.kind == IDLE else self._step.deadline
         return min(own, self._roster.next_deadline())
 
@@ -150,16 +88,22 @@ class Formation:
         """Time has passed."""
         if now >= self._step.deadline:
             self._step_is_due(now)
-        if self._view is None:
+        membership = self._membership
+        if membership is None:
             self._keep_group(now)
             if self._step.kind == IDLE and now >= self._ask_at:
                 self._look_around(now)
-        elif now >= self._check_at and not self._leader_is_near(self._view, now):
-            self.leaves += 1
-            self._send(self.leader, Leave(self._number))
-            self._lead(now)
-        elif now >= self._renew_at:
-            self._renew(self._view, now)
+            return
+        if now >= membership.check_at:
+            membership.check_at = now + self._settings.check_interval_s
+            # In the middle of a step this broker is about to have another leader.
+            if self._step.kind == IDLE and not membership.is_near(self._neighbours, now):
+                self.leaves += 1
+                self._send(membership.view.leader, Leave(self._number))
+                self._lead(now)
+                return
+        if now >= membership.renew_at:
+            self._renew(membership, now)
 
     def _step_is_due(self, now: float) -> None:
         step = self._step
@@ -204,9 +148,9 @@ class Formation:
 
     def _asked(self, sender: str, ask: Ask, now: float) -> None:
         step = self._step
-        if self._view is None and self._roster.remove(sender, now):
+        if self.leads and self._roster.remove(sender, now):
             self._changes.append(ViewChanged())  # whoever asks leads: it restarted, or its Leave is lost
-        if self._view is not None:
+        if not self.leads:
             leader = self.place_of(self.leader)
             self._send(sender, Answer(ask.number, messages.REDIRECT, leader.name, leader.address))
         elif step.kind == ASKING and step.is_with(sender):
@@ -261,9 +205,9 @@ class Formation:
                     self._send(member.name, update)
 
     def _join_asked(self, sender: str, join: Join, now: float) -> None:
-        if self._view is None and join.reign and self._step.kind == JOINING and self._roster.note(sender, now):
+        if self.leads and join.reign and self._step.kind == JOINING and self._roster.note(sender, now):
             return  # it will hear in a moment whether we still lead
-        if self._view is not None or self._step.kind == JOINING:
+        if not self.leads or self._step.kind == JOINING:
             # Who is about to follow another takes nobody in: two that did so to each other would both end up as members.
             hint = self._step.target if self._step.kind == JOINING else self.place_of(self.leader)
             self._send(sender, Refuse(join.number, hint.name, hint.address, hint.probe_address, self.view.join_ms))
@@ -278,7 +222,7 @@ class Formation:
         self._keep_group(now)
 
     def _left(self, sender: str, leave: Leave, now: float) -> None:
-        if self._view is None and self._roster.left(sender, leave.number, now):
+        if self.leads and self._roster.left(sender, leave.number, now):
             self._changes.append(ViewChanged())
             self._keep_group(now)
 
@@ -288,7 +232,7 @@ class Formation:
         """Goes over to another leader, if this broker is a member, has nothing else to do, and the other is near enough. If
         that fails it stays where it is."""
         near = self._neighbours.latency_ms(leader) < self._thresholds.join_ms
-        if self._view is not None and self._step.kind == IDLE and near and leader not in (self.name, self.leader):
+        if not self.leads and self._step.kind == IDLE and near and leader not in (self.name, self.leader):
             self._begin_join(self.place_of(leader), self._thresholds.join_ms, now)
             self._step.voluntary = True
 
@@ -310,7 +254,7 @@ class Formation:
     def _join_failed(self, now: float) -> None:
         """A leader stays one, with its group. A member whose leader leads no more leads itself."""
         self.refusals += 1
-        if self._view is None:
+        if self.leads:
             self._give_up(now)
         elif self._step.voluntary:
             self._step.end()
@@ -330,9 +274,9 @@ class Formation:
                 self._follow(view, now)
             elif step.tries < self._settings.join_tries:
                 self._send_join(now)  # our own view has changed since: the new one must be above it
-        elif self._view is not None and sender == self._view.leader:
-            if view.version > self._view.version:
-                self._view = view
+        elif self._membership is not None and sender == self.leader:
+            if view.version > self.view.version:
+                self._membership.view = view
                 self._changes.append(ViewChanged())
         else:
             self._send(sender, Leave(welcome.number))
@@ -343,18 +287,18 @@ class Formation:
         if step.kind == JOINING and step.is_with(sender):
             if not step.first_number <= refuse.number <= self._number:
                 return
-            if self._view is None or step.voluntary:
+            if self.leads or step.voluntary:
                 self._avoidance.is_no_leader(sender, now)
                 self._join_failed(now)
             else:
                 self._send_on(leader, refuse.threshold_ms, step.hops + 1, now)
-        elif self._view is not None and sender == self._view.leader and refuse.number == self._number:
+        elif not self.leads and sender == self.leader and refuse.number == self._number:
             self._send_on(leader, refuse.threshold_ms, 1, now)
 
     def _follow(self, view: View, now: float) -> None:
         """The new leader has taken us in: now the group may know."""
         former = self.leader
-        if self._view is None:
+        if self.leads:
             self.leader_joins += 1
             leader = view.members[view.leader]
             notice = Notice(leader.name, leader.address, leader.probe_address, view.join_ms)
@@ -366,18 +310,14 @@ class Formation:
             self.member_joins += 1
             self._send(former, Leave(self._number))
         self._step.end()
-        self._view = view
-        self._joined_at = now
-        self._measured = False
-        self._check_at = now + self._settings.check_interval_s * (0.5 + self._rng.random())
-        self._renew_at = now + self._settings.renew_interval_s * (0.5 + self._rng.random())
+        self._membership = Membership(view, self._settings, self._rng, now)
         self._changes.append(LeaderChanged(former, view.leader))
         self._changes.append(ViewChanged())
 
     # --- following ------------------------------------------------------------------------------------------------------
 
     def _noticed(self, sender: str, notice: Notice, now: float) -> None:
-        if self._view is not None and sender == self._view.leader:
+        if not self.leads and sender == self.leader:
             self._send_on(Member(notice.leader, notice.address, 0, notice.probe_address), notice.threshold_ms, 0, now)
 
     def _send_on(self, leader: Member, threshold_ms: float, hops: int, now: float) -> None:
@@ -406,36 +346,27 @@ class Formation:
             self._lead(now)
 
     def _updated(self, sender: str, update: Update, now: float) -> None:
-        view = self._view
-        if view is None or sender != view.leader:
+        membership = self._membership
+        if membership is None or sender != membership.view.leader:
             if not (self._step.kind == JOINING and self._step.is_with(sender)):
                 self._send(sender, Leave(0))  # it still counts us in
             return
-        after = update.applied(view)
+        before = membership.view
+        after = update.applied(before)
         if after is not None:
-            self._view = after
+            membership.view = after
             self._changes.append(ViewChanged())
             if self.name not in after.members:
-                self._renew(after, now)
-        elif update.base > view.version or update.reign != view.reign:
-            self._renew(view, now)
+                self._renew(membership, now)
+        elif update.base > before.version or update.reign != before.reign:
+            self._renew(membership, now)
 
-    def _leader_is_near(self, view: View, now: float) -> bool:
-        self._check_at = now + self._settings.check_interval_s
-        if self._step.kind != IDLE:
-            return True  # about to have another
-        latency_ms = self._neighbours.latency_ms(view.leader)
-        if latency_ms < FOREVER:
-            self._measured = True
-            return latency_ms <= view.leave_ms
-        return not self._measured and now < self._joined_at + self._settings.measure_timeout_s
-
-    def _renew(self, view: View, now: float) -> None:
-        self._renew_at = now + self._settings.renew_interval_s
-        if self._step.kind != IDLE:
-            return  # about to have another
-        self._number += 1
-        self._send(view.leader, Join(self._number, self.lcm, self.address, self.probe_address, view.version, view.reign))
+    def _renew(self, membership: Membership, now: float) -> None:
+        membership.renew_at = now + self._settings.renew_interval_s
+        if self._step.kind == IDLE:
+            self._number += 1
+            view = membership.view
+            self._send(view.leader, Join(self._number, self.lcm, self.address, self.probe_address, view.version, view.reign))
 
     # --- losing others --------------------------------------------------------------------------------------------------
 
@@ -448,26 +379,26 @@ class Formation:
                 self._give_up(now)
             else:
                 self._join_failed(now)
-        if self._view is None:
+        if self.leads:
             if self._roster.remove(name, now):
                 self._changes.append(ViewChanged())
                 self._keep_group(now)
-        elif name == self._view.leader:
+        elif name == self.leader:
             if step.kind == IDLE:
                 self._lead(now)
             step.voluntary = False  # about to have another: there is no way back
 
     def regained(self, name: str, now: float) -> None:
         """There is a way to this broker again: if it is our leader, it may think that we have gone."""
-        if self._view is not None and name == self._view.leader:
-            self._renew_at = now
+        if self._membership is not None and name == self.leader:
+            self._membership.renew_at = now
 
     def _lead(self, now: float) -> None:
         """Starts a group of its own."""
         former = self.leader
         version = self.view.version + 1
         self._step.end()
-        self._view = None
+        self._membership = None
         self._roster = self._alone(version)
         self._idle_s = self._settings.ask_interval_s
         self._ask_later(now, self._settings.ask_interval_s)
@@ -494,7 +425,3 @@ class Formation:
             self._noticed(sender, message, now)
         elif isinstance(message, Leave):
             self._left(sender, message, now)
-
-    def _send(self, to: str, message: Message) -> None:
-        self.messages_sent += 1
-        self._outgoing.append((to, message))
