@@ -29,21 +29,21 @@ Contract for the driver: after every call let out what the connection has, ask :
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import random
 from typing import Final, Protocol
 
 from nearcast.config import Limits
 from nearcast.errors import LocalProtocolError, RequestRefused
 from nearcast.fabric.cloud_copies import Copies, Echoes
+from nearcast.fabric.cloud_dialling import NEVER, CloudDialling
+from nearcast.fabric.cloud_markers import Markers
+from nearcast.fabric.cloud_settings import client_settings, cloud_version, leaders_topic, marks_topic, memory_topic
 from nearcast.fabric.cloud_subscriptions import CloudSubscriptions
 from nearcast.fabric.envelopes import Envelopes
 from nearcast.fabric.identities import Identity
 from nearcast.fabricconfig import Groups
 from nearcast.mqtt.access import Peer as TransportPeer
 from nearcast.mqtt.client_events import (
-    ClientSettings,
     Connected,
     Disconnected,
     MessageReceived,
@@ -53,45 +53,21 @@ from nearcast.mqtt.client_events import (
     UnsubscribeCompleted,
 )
 from nearcast.mqtt.client_machine import CLOSED, CONNECTED, ClientMachine
-from nearcast.mqtt.client_reconnection import Backoff, Reconnection, is_final, is_temporary
+from nearcast.mqtt.client_reconnection import is_final, is_temporary
 from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.effects import Effects
-from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5, Publish
+from nearcast.mqtt.packets import MQTT_5, Publish
 from nearcast.mqtt.publication import Publication
-from nearcast.mqtt.records import Fields, blob, number
 
-NEVER: Final = float("inf")
-
-WINDOW_MESSAGES: Final = 1_000
-WINDOW_MESSAGES_3_1_1: Final = 20
 WINDOW_BYTES: Final = 4_194_304
-"""Messages on their way to the cloud that it has not acknowledged. A 3.1.1 server cannot say how many it takes: this is what
-Mosquitto does by default, which throws out whoever sends more."""
-
-MAX_WAITING: Final = 1_000_000
-"""Whoever asks :meth:`Cloud.has_room` before each publication never gets near: it bounds a mistake."""
-
-MAX_PACKET_IDENTIFIER: Final = 2_048
-"""Enough for the window and for requests, and few enough to release them all after a crash."""
+"""Bytes of messages on their way to the cloud that it has not acknowledged."""
 
 OUTPUT_BYTES: Final = 16_777_216
 """Bytes kept for a cloud that takes them too slowly; as of a link."""
 
-SESSION_SECONDS: Final = 86_400
-"""How long the cloud is asked to keep the session of a broker that is away: as long as other brokers keep its messages."""
-
-KEEP_ALIVE_SECONDS: Final = 10
-PING_TIMEOUT_SECONDS: Final = 5.0
-BACKOFF: Final = Backoff(initial_seconds=0.25, max_seconds=10.0)
-
 STALE_S: Final = 60.0
 """How long a process leaves the subscriptions of an earlier one alone that it does not want itself: brokers that depended on
 them have found another way by then."""
-
-PACKET_OVERHEAD_BYTES: Final = 65_536
-"""What a packet of the cloud may be longer than one of a client: identities come on top."""
-
-MAX_NEWS: Final = 64
 
 
 class CloudOwner(Protocol):
@@ -151,8 +127,8 @@ class Cloud:
         #: Only their members are to have it then, one of each; a plain subscription of ours gets a copy of its own. Empty: it
         #: came by a plain one.
         self.arrived_by: list[str] = []
-        #: Why there is no connection, in words for people; empty while there is one or none is wanted.
-        self.problem = ""
+        #: Whether that message may be one that was retained at the cloud before, and not one that was just published.
+        self.may_be_stored = False
         self.relayed_messages = 0
         self.relayed_bytes = 0
         self.unconfirmed_bytes = 0
@@ -169,31 +145,22 @@ class Cloud:
         self._settings = settings
         self._limits = limits
         self._effects = effects
-        self._version = MQTT_5 if settings.cloud_version == "5" else MQTT_3_1_1
+        self._version = cloud_version(settings)
         self._address = settings.cloud or ""
         self.machine = ClientMachine(client_settings(settings, name, limits))
         self._envelopes = Envelopes(secret, self._version)
-        self._memory_topic = f"{settings.prefix}/filters/{topic_level(name)}/"
-        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5, self._memory_topic)
+        self._memory_topic = memory_topic(settings, name)
+        self._markers = Markers(marks_topic(settings, name), secret, rng)
+        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5, self._memory_topic, self._markers)
         self._drop_stale_at = NEVER
         self._echoes = Echoes()
         self._copies = Copies()
-        self._attempts = Reconnection(BACKOFF, rng)
+        self._dialling = CloudDialling(rng)
         self._wanted = False
         self._ending = False
-        self._dialling = False
-        self._dial_at = NEVER
         self._acting = False
         self._relaying: dict[int, _Relaying] = {}
         self._prefix = settings.prefix + "/"
-        self._marks_topic = marks_topic(settings, name)
-        self._marks: dict[int, None] = {}
-        # Those of them that are to be sent on this connection, once the cloud is known to give them back.
-        self._unsent_marks: list[int] = []
-        self._marks_key = hmac.digest(secret, b"nearcast markers at the cloud", hashlib.sha256)
-        # Markers of an earlier process of this broker may still come back.
-        self._marks_nonce = rng.getrandbits(64).to_bytes(8, "big")
-        self._news: list[tuple[bool, str]] = []
         self._listening: set[str] = set()
         self.listen({leaders_topic(settings, settings.region)}, now)
 
@@ -210,32 +177,37 @@ class Cloud:
         self._act(now)
 
     def _wake(self, now: float) -> None:
-        """There is a reason to be connected, unless there was one before."""
-        if self._dial_at == NEVER and self._needed():
-            self._dial_at = now
+        if self._needed():
+            self._dialling.wake(now)
+
+    @property
+    def problem(self) -> str:
+        """Why there is no connection, in words for people; empty while there is one, or none was wanted."""
+        return self._dialling.problem
 
     @property
     def state(self) -> str:
         """In a word, for people."""
         if self.connected:
             return "connected"
-        if self.connection is not None or self._dialling:
+        if self.connection is not None or self._dialling.under_way:
             return "connecting"
         return "waiting" if self._needed() else "idle"
 
     def _needed(self) -> bool:
-        return not self._ending and (self._wanted or self.machine.unacknowledged > 0 or bool(self._marks))
+        return not self._ending and (self._wanted or self.machine.unacknowledged > 0 or self._markers.waiting)
 
     def wants_dial(self, now: float) -> bool:
         """Whether the driver is to connect now; it is answered by :meth:`opened` or :meth:`dial_failed`."""
-        if self._dialling or self.connection is not None or self._dial_at > now or not self._needed():
+        dialling = self._dialling
+        if dialling.under_way or self.connection is not None or dialling.due_at > now or not self._needed():
             return False
-        self._dialling = True
+        dialling.under_way = True
         return True
 
     def opened(self, handle: object, now: float) -> Connection:
         """The transport is there."""
-        self._dialling = False
+        self._dialling.under_way = False
         connection = Connection(self._effects, TransportPeer(self._address, "cloud"), handle, now, self._limits)
         connection.max_output_bytes = max(connection.max_output_bytes, OUTPUT_BYTES)
         self.connection = connection
@@ -252,12 +224,8 @@ class Cloud:
 
     def dial_failed(self, now: float, reason: str = "nobody answers there") -> None:
         """Nobody answered. It is tried again, less and less often."""
-        self._dialling = False
-        self._try_again(reason, now)
-
-    def _try_again(self, reason: str, now: float) -> None:
-        self._dial_at = now + self._attempts.next_delay_seconds()
-        self._tell(False, reason)
+        self._dialling.under_way = False
+        self._dialling.failed(reason, False, now)
 
     def receive(self, data: bytes, now: float) -> None:
         """Bytes arrived."""
@@ -297,27 +265,18 @@ class Cloud:
         if self.connection is not None:
             deadline = self.machine.next_deadline()
             return min(deadline, self._drop_stale_at) if self.connected else deadline
-        return self._dial_at if not self._dialling and self._needed() else NEVER
+        return self._dialling.due_at if not self._dialling.under_way and self._needed() else NEVER
 
     def take_news(self) -> list[tuple[bool, str]]:
-        """Connections that came (true) and what went wrong (false) since the last call, for logs."""
-        taken = self._news
-        if taken:
-            self._news = []
-        return taken
-
-    def _tell(self, up: bool, text: str) -> None:
-        repeated = text == self.problem
-        self.problem = "" if up else text
-        if (up or not repeated) and len(self._news) < MAX_NEWS:
-            self._news.append((up, text))
+        """Connections that came (true) and new reasons why there is none (false) since the last call, for logs."""
+        return self._dialling.take_news()
 
     # --- what is wanted -------------------------------------------------------------------------------------------------
 
     def listen(self, topics: set[str], now: float) -> None:
         """The topics on which other brokers are heard (:func:`leaders_topic`); at first those of our own region."""
         self._listening = topics
-        wanted: dict[str, tuple[int, bool]] = {self._marks_topic: (1, False)}
+        wanted: dict[str, tuple[int, bool]] = {self._markers.topic: (1, False)}
         for topic in topics:
             wanted[topic] = (0, True)
         self._subscriptions.control(wanted)
@@ -405,33 +364,16 @@ class Cloud:
     def mark(self, token: int, now: float) -> None:
         """Send a marker; :meth:`CloudOwner.marked` follows when it is back. It waits for a connection, and is sent again with
         each: one that is back was sent after this call in any case."""
-        self._marks[token] = None
+        self._markers.ask(token, self.connected)
         self._wake(now)
-        if self.connected:
-            self._unsent_marks.append(token)
-            self._act(now)
+        self._act(now)
 
-    def _send_marks(self, now: float) -> None:
-        tokens, self._unsent_marks = self._unsent_marks, []
-        for token in tokens:
-            self._send_mark(token, now)
-
-    def _send_mark(self, token: int, now: float) -> None:
-        said = blob(self._marks_nonce) + number(token)
-        payload = hmac.digest(self._marks_key, said, hashlib.sha256)[:16] + said
-        self.machine.publish(Publish(self._marks_topic, payload, min(1, self.machine.limits.maximum_qos)), now)
-
-    def _marked(self, payload: bytes, now: float) -> None:
-        said = payload[16:]
-        if not hmac.compare_digest(payload[:16], hmac.digest(self._marks_key, said, hashlib.sha256)[:16]):
-            return
-        fields = Fields(b"\x00" + said)
-        if fields.blob() != self._marks_nonce:
-            return
-        token = fields.number()
-        if token in self._marks:
-            del self._marks[token]
-            self._owner.marked(token, now)
+    def _send_markers(self, now: float) -> None:
+        if not self._subscriptions.is_subscribing:
+            self._markers.subscribed()
+        if self._subscriptions.has(self._markers.topic):
+            for marker in self._markers.take_unsent():
+                self.machine.publish(Publish(self._markers.topic, marker, min(1, self.machine.limits.maximum_qos)), now)
 
     # --- the machine ----------------------------------------------------------------------------------------------------
 
@@ -450,8 +392,8 @@ class Cloud:
                 reached = self._subscriptions.pump(now) if machine.state == CONNECTED else []
                 for version in reached:
                     self._owner.subscribed(version, now)
-                if self._unsent_marks and machine.state == CONNECTED and self._subscriptions.has(self._marks_topic):
-                    self._send_marks(now)
+                if self.connected:
+                    self._send_markers(now)
                 busy = bool(events or reached)
                 if not busy and machine.state == CONNECTED and not self._needed() and not self._subscriptions.waiting:
                     machine.disconnect(now)
@@ -485,10 +427,7 @@ class Cloud:
         elif isinstance(event, Connected):
             self._greeted(event, now)
         elif isinstance(event, Refused):
-            # What will not pass by itself is tried all the same, rarely: somebody may put it right at the cloud.
-            if not is_temporary(event.reason_code):
-                self._attempts.attempt = max(self._attempts.attempt, 6)
-            self._try_again(event.message, now)
+            self._dialling.failed(event.message, not is_temporary(event.reason_code), now)
         elif isinstance(event, Disconnected):
             self._ended(event, now)
 
@@ -496,8 +435,8 @@ class Cloud:
         self.connected = True
         self.connects += 1
         self.session_kept = event.session_present
-        self._attempts.connected(now)
-        self._tell(True, "")
+        self._dialling.connected(now)
+        self._markers.connected()
         if self.connects == 1 and event.session_present:
             self._drop_stale_at = now + STALE_S
         if event.session_present:
@@ -509,18 +448,15 @@ class Cloud:
             self._echoes.clear()
             self._copies.clear()
         self._subscriptions.greeted(event.session_present, event.limits, now)
-        self._unsent_marks = list(self._marks)
         self._owner.connected(event.session_present, now)
 
     def _ended(self, event: Disconnected, now: float) -> None:
         was_connected, self.connected = self.connected, False
-        self._attempts.lost(now)
+        self._dialling.lost(now)
         if self._needed():
-            if is_final(event):
-                self._attempts.attempt = max(self._attempts.attempt, 6)
-            self._try_again(event.message, now)
+            self._dialling.failed(event.message, is_final(event), now)
         else:
-            self._dial_at = NEVER
+            self._dialling.rest()
         if was_connected:
             self._owner.lost(now)
 
@@ -540,8 +476,10 @@ class Cloud:
     def _arrived(self, message: Publish, now: float) -> None:
         topic = message.topic
         if topic.startswith(self._prefix):
-            if topic == self._marks_topic:
-                self._marked(message.payload, now)
+            if topic == self._markers.topic:
+                token = self._markers.back(message.payload)
+                if token >= 0:
+                    self._owner.marked(token, now)
             elif topic.startswith(self._memory_topic):
                 if self._drop_stale_at < NEVER:
                     self._subscriptions.recall(message.payload)
@@ -560,42 +498,6 @@ class Cloud:
                 self.copies += 1
                 return
         self.arrived_messages += 1
+        self.may_be_stored = message.retain and self._markers.is_replaying
         self._owner.arrived(publication, identity, now)
         self.arrived_by = []
-
-
-def client_settings(settings: Groups, name: str, limits: Limits) -> ClientSettings:
-    """How a broker of this name introduces itself at the cloud."""
-    version = MQTT_5 if settings.cloud_version == "5" else MQTT_3_1_1
-    return ClientSettings(
-        client_id=f"{settings.prefix}/{name}",
-        version=version,
-        clean_start=False,
-        keep_alive_seconds=KEEP_ALIVE_SECONDS,
-        ping_timeout_seconds=PING_TIMEOUT_SECONDS,
-        username=settings.cloud_username,
-        session_expiry_seconds=SESSION_SECONDS,
-        max_packet_bytes=limits.max_packet_bytes + PACKET_OVERHEAD_BYTES,
-        max_inflight=WINDOW_MESSAGES if version == MQTT_5 else WINDOW_MESSAGES_3_1_1,
-        max_waiting=MAX_WAITING,
-        resubscribe=False,
-        max_packet_identifier=MAX_PACKET_IDENTIFIER,
-        releases_forgotten=True,
-    )
-
-
-def topic_level(name: str) -> str:
-    """A name as one level of a topic: what has a meaning there is written as in a URL."""
-    for special in "%/+#":
-        name = name.replace(special, f"%{ord(special):02X}")
-    return name
-
-
-def marks_topic(settings: Groups, name: str) -> str:
-    """Where a broker's markers go to and come from."""
-    return f"{settings.prefix}/marks/{topic_level(name)}"
-
-
-def leaders_topic(settings: Groups, region: str) -> str:
-    """Where the leaders of a region announce themselves."""
-    return f"{settings.prefix}/leaders/{region}"

@@ -22,6 +22,7 @@ from collections import deque
 from typing import Final
 
 from nearcast.fabric.cloud_filters import FilterTree, collapsed, disjoint, overlapping
+from nearcast.fabric.cloud_markers import Markers
 from nearcast.fabric.cloud_memory import MAX_RECALLED, FilterMemory, bucket_of
 from nearcast.mqtt.client_events import ServerLimits, SubscribeCompleted, UnsubscribeCompleted
 from nearcast.mqtt.client_machine import ClientMachine
@@ -74,9 +75,10 @@ class _Version:
 class CloudSubscriptions:
     """See the module. ``machine`` is asked to subscribe; its answers are handed in."""
 
-    def __init__(self, machine: ClientMachine, has_options: bool, memory_topic: str) -> None:
+    def __init__(self, machine: ClientMachine, has_options: bool, memory_topic: str, markers: Markers) -> None:
         """``has_options``: the cloud is spoken to in MQTT 5. What is subscribed to is written down below ``memory_topic``."""
         self.memory = FilterMemory(memory_topic)
+        self._markers = markers
         self.refused: dict[str, int] = {}
         self._machine = machine
         self._has_options = has_options
@@ -116,6 +118,11 @@ class CloudSubscriptions:
     def waiting(self) -> bool:
         """Whether something is to be asked for, or to be answered."""
         return bool(self._outdated or self._adding or self._dropping or self._subscribing or self._unsubscribing)
+
+    @property
+    def is_subscribing(self) -> bool:
+        """Whether a SUBSCRIBE is to be sent, or to be answered."""
+        return bool(self._outdated or self._adding or self._subscribing)
 
     def has(self, topic_filter: str) -> bool:
         """Whether the cloud is known to have this one."""
@@ -242,10 +249,13 @@ class CloudSubscriptions:
                     del self._shares[next(iter(self._shares))]
             else:
                 self._asked_tree.add(topic_filter)
-        self._write(self.memory.add([one for one in names if one not in self._control]), now)
+        others = [one for one in names if one not in self._control]
+        self._write(self.memory.add(others), now)
         properties = Properties(subscription_identifiers=[identifier]) if identifier else None
         self._last_request = self._machine.subscribe(requests, properties, now)
         self._subscribing[self._last_request] = names
+        if others:
+            self._markers.subscribing()
 
     def _unsubscribe(self, now: float) -> None:
         names: list[str] = []
