@@ -16,6 +16,7 @@ import pytest
 
 from nearcast.emulation import namespaces
 from nearcast.recording import check
+from tests.integration.tools import require
 
 pytestmark = pytest.mark.integration
 
@@ -60,6 +61,22 @@ def test_emmas_clients_move_and_neither_lose_nor_repeat_anything(tmp_path: Path)
     assert [table["title"] for table in outcome["tables"]][:2] == ["messages", "latency by topic"]
     assert check(tmp_path / "out" / outcome["events"][0]).problems == ()
     assert processes_about(tmp_path / "out") == []
+
+
+@pytest.mark.skipif(namespaces.available() is not None, reason="brokers measure over UDP, which loopback mode does not carry")
+def test_excess_data_of_real_brokers_with_mosquitto_as_the_cloud(tmp_path: Path) -> None:
+    """Tables I and II of the broadcast-group paper. Which groups form with 5 ms depends on how busy this machine is."""
+    require("mosquitto")
+    out = tmp_path / "out"
+    outcome = performed(out, "iov", "--duration", "3", "--set", "strategies=flooding,relay")
+    bars = {bar["name"]: bar for bar in outcome["bars"]}
+    for name in ("flooding_groups", "relay_groups", "lost", "duplicated"):
+        assert bars[name]["ok"], (bars[name], outcome["notes"])
+    for strategy in ("flooding", "relay"):
+        for flow in ("telemetry", "monitoring"):
+            assert bars[f"{strategy}_{flow}_excess_percent"]["ok"], (outcome["tables"], outcome["notes"])
+        assert check(out / "events" / strategy).problems == ()
+    assert processes_about(out) == []
 
 
 def test_ctrl_c_in_the_middle_of_the_wan_keeps_what_is_there(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from nearcast.experiments import perform
+from nearcast.experiments.iov import Iov, IovParameters
 from nearcast.pipeline import evaluate as job
 from nearcast.pipeline.evaluation import Bound, EvaluationOptions, evaluate, passes
 from nearcast.pipeline.evaluation.histograms import PERCENTILES, RELATIVE_ERROR
@@ -164,6 +166,27 @@ def test_excess_data_is_that_of_the_reference(tables: dict[str, Any], references
         assert {name: (row["carried_messages"], row["excess_messages"]) for name, row in rows.items()} == reference.carried()
         assert rows["cloud"]["excess_share"] == 1.0, "nobody is connected there"
         assert {row["strategy"] for row in rows.values()} == {"flooding" if run == "first" else "relay"}
+
+
+def test_excess_data_of_broadcast_groups(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark finds in what brokers recorded what the experiment finds in memory: tables I and II, with a threshold of 5 ms."""
+    parameters = IovParameters(simulated=True, duration_s=3.0, strategies=("groups",))
+    outcome = perform(Iov(), parameters, tmp_path / "out")
+    assert outcome.ok, outcome.error
+    with evaluate(spark, [tmp_path / "out"]) as evaluation:
+        topics = {row["topic"]: row for row in evaluation.tables["topics"].collect()}
+        brokers = {row["broker"]: row for row in evaluation.tables["brokers"].collect()}
+    assert {topic: round(100 * row["excess_share"]) for topic, row in topics.items()} == {
+        "/car-telemetry/realtime/1": 33,
+        "/car-telemetry/realtime/2": 33,
+        "/car-telemetry/realtime/3": 33,
+        "/traffic-control/monitoring/1": 0,
+    }
+    told = outcome.figures["groups_processed"]
+    for broker, row in brokers.items():
+        tallies = [each[broker] for each in told.values() if broker in each]
+        assert row["excess_messages"] == sum(tally["redundant"] for tally in tallies)
+        assert row["carried_messages"] == sum(tally["redundant"] + tally["correct"] for tally in tallies)
 
 
 def test_downtime_is_that_of_the_reference(tables: dict[str, Any], references: dict[str, Reference]) -> None:
