@@ -64,6 +64,8 @@ class CloudIntake:
         fabric = self._fabric
         broadcast = self._broadcast
         if identity is None:
+            if self._is_stored(publication):
+                return
             # Of somebody else's client at the cloud: it becomes ours, and is known as such to whoever gets it from us.
             identity = Identity(fabric.name, fabric.epoch, fabric.engine.router.next_sequence)
             new = True
@@ -78,6 +80,14 @@ class CloudIntake:
         if new:
             broadcast.count(publication, identity.leader)
         broadcast.coverage.from_cloud(publication, identity, new, now)
+
+    def _is_stored(self, publication: Publication) -> bool:
+        """Whether this is what a new subscription brought of what the cloud retains, and is retained here as well."""
+        cloud = self._broadcast.cloud
+        if cloud is None or not cloud.may_be_stored:
+            return False
+        kept = self._fabric.engine.retained.get(publication.topic)
+        return kept is not None and kept.payloads() == publication.payloads()
 
     def _is_new(self, publication: Publication, identity: Identity) -> bool:
         """Whether this broker's clients have not had a message yet."""
@@ -96,7 +106,8 @@ class CloudIntake:
         router = self._fabric.engine.router
         publication.sequence = router.next_sequence
         router.next_sequence += publication.count
-        for name in names:
+        for at_cloud in names:
+            name = self._broadcast.coverage.filters.shared_as(at_cloud)
             if identity is not None:
                 if name in identity.served:
                     continue  # a member near the publisher has it
