@@ -4,8 +4,8 @@
   the paper (section II-C) hold: no two leaders are near enough to merge, no member is too far from its leader. The brokers of
   a group agree about who is in it. (Brokers that came near each other only find out when they measure far ones again.)
 - *Bounds of a group.* A message of class ``broadcast`` crosses from its origin only to a broker that was in the view it was
-  flooded with, or to one that led its origin; and from others only if they led whoever gets it, or do not know any more whom
-  they led. Everything else goes through the cloud.
+  flooded with, or to one that led its origin; and from anybody only if it led whoever gets it, or does not know any more whom
+  it led. Everything else goes through the cloud.
 - *Not in vain.* The cloud has no subscriptions of brokers to what nobody in their group wants, and all that somebody does.
 - *Nothing waits.* In the end no broker has a message for another one or for the cloud, nor the cloud for a broker.
 """
@@ -110,16 +110,17 @@ class BroadcastTables(FabricTables):
             super()._on_messages(broker, stream, content)
             return
         errand = errands.parse(arrived.via)
+        # Who has just started does not know whom it led, and serves all it knows until they say that others do.
+        led = broker.name in self._led.get(sender, ()) or self._starts[sender] > 1
         if errand.kind == errands.FLOODED:
             self.flooded += arrived.count
-            fits = broker.name in self._views.get((sender, errand.view), ())
+            fits = led or broker.name in self._views.get((sender, errand.view), ())
         elif errand.kind == errands.PUSHED:
             self.pushed += arrived.count
             fits = broker.name in self._leaders.get(sender, ())
         else:
             self.carried += arrived.count
-            # Who has just started does not know whom it led, and passes on to all what the cloud kept for them.
-            fits = broker.name in self._led.get(sender, ()) or self._starts[sender] > 1
+            fits = led
         self.crossed += arrived.count
         if not fits:
             kind = {errands.FLOODED: "flooded", errands.PUSHED: "pushed"}.get(errand.kind, "carried")

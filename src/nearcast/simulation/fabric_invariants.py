@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nearcast.errors import InvariantViolated
+from nearcast.errors import InvariantViolated, StorageUnavailable
 from nearcast.fabric import frames
 from nearcast.fabric.spool import stretches_of
 from nearcast.mqtt.session import RELEASED, Session
@@ -517,7 +517,10 @@ def spilled_for(broker: FabricBroker, session: Session) -> Iterator[Key]:
     """The messages that a broker has for another one in files."""
     for file in session.spilled or ():
         if broker.spool is not None:
-            data = broker.spool.read(session.number, file.number)
+            try:
+                data = broker.spool.read(session.number, file.number)
+            except StorageUnavailable:
+                continue  # removed, and the record of it lost with the power: the other broker has what was in it
             for pending in stretches_of(data, broker.engine.effects.wall_offset, 0):
                 for payload in pending.publication.payloads()[pending.start : pending.start + pending.count]:
                     identity = decode_identity(payload)
