@@ -20,6 +20,7 @@ EXPERIMENTS: dict[str, str] = {
     "groups": "nearcast.experiments.groups:Groups",
     "iov": "nearcast.experiments.iov:Iov",
     "tradeoff": "nearcast.experiments.tradeoff:Tradeoff",
+    "group-rules": "nearcast.experiments.group_rules:GroupRules",
 }
 
 
