@@ -214,15 +214,8 @@ class GroupMesh(Mesh):
             super().run()
             moved = self._deliver_datagrams()
             for node, ours, theirs in list(self._cloud_ends):
-                while theirs.inbox and theirs.connection is not None:
+                while self._to_cloud(theirs) or self._from_cloud(node, ours):
                     moved = True
-                    self.cloud.engine.receive(theirs.connection, theirs.inbox.popleft(), self.now)
-                    self.cloud.flush()
-                cloud = node.fabric.broadcast.cloud
-                while ours.inbox and cloud is not None and node.cloud_end is ours:
-                    moved = True
-                    cloud.receive(ours.inbox.popleft(), self.now)
-                    node.flush()
                 if ours.closed or theirs.closed:
                     self.drop_cloud_end(ours)
             for end in self.cloud.ends:
@@ -234,19 +227,66 @@ class GroupMesh(Mesh):
                     self.cut(stream)
                     moved = True
 
+    def _to_cloud(self, theirs: End) -> bool:
+        """A piece of what is on its way to the cloud arrives; whether there is one."""
+        if not theirs.inbox or theirs.connection is None:
+            return False
+        self.cloud.engine.receive(theirs.connection, theirs.inbox.popleft(), self.now)
+        self.cloud.flush()
+        return True
+
+    def _from_cloud(self, node: GroupNode, ours: End) -> bool:
+        cloud = node.fabric.broadcast.cloud
+        if not ours.inbox or cloud is None or node.cloud_end is not ours:
+            return False
+        cloud.receive(ours.inbox.popleft(), self.now)
+        node.flush()
+        return True
+
+    def step(self, rng: random.Random) -> bool:
+        """One thing happens of those that could: a piece of a stream arrives, or a disk takes what was written."""
+        ends = [end for stream in self.streams for end in stream if end.inbox]
+        clouds = [entry for entry in self._cloud_ends if entry[1].inbox or entry[2].inbox]
+        nodes = [node for node in self.nodes.values() if node.wants_sync or node.spool.begun]
+        if not ends and not clouds and not nodes:
+            return False
+        chosen = rng.randrange(len(ends) + len(clouds) + len(nodes))
+        if chosen < len(ends):
+            end = ends[chosen]
+            assert end.link is not None
+            end.node.fabric.receive(end.link, end.inbox.popleft(), self.now)
+            end.node.flush()
+        elif chosen < len(ends) + len(clouds):
+            node, ours, theirs = clouds[chosen - len(ends)]
+            if not self._to_cloud(theirs):
+                self._from_cloud(node, ours)
+        else:
+            nodes[chosen - len(ends) - len(clouds)].sync()
+        return True
+
+    def tick(self, seconds: float) -> None:
+        """Time passes, and nothing arrives but datagrams."""
+        self.now += seconds
+        self.cloud.engine.tick(self.now)
+        self.cloud.flush()
+        for node in self.nodes.values():
+            node.engine.tick(self.now)
+            node.fabric.tick(self.now)
+            if isinstance(node, GroupNode):
+                node.monitor.tick(self.now)
+            node.flush()
+        self._deliver_datagrams()
+
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now = min(end, self.now + STEP_S)
-            self.cloud.engine.tick(self.now)
-            self.cloud.flush()
-            for node in self.nodes.values():
-                node.engine.tick(self.now)
-                node.fabric.tick(self.now)
-                if isinstance(node, GroupNode):
-                    node.monitor.tick(self.now)
-                node.flush()
+            self.tick(min(STEP_S, end - self.now))
             self.run()
+
+    def forget_cloud(self) -> None:
+        """The cloud is not there, and when it is again, it knows nothing any more."""
+        self.stop_cloud()
+        self.cloud = Node(self, "cloud", FabricSettings(), self.limits)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
         """Let time pass until something is so."""
