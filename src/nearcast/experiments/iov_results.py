@@ -180,19 +180,17 @@ def _excess_table(run: Run[IovParameters], flow: str, title: str, tallies: Mappi
 
 
 def _draw(run: Run[IovParameters], scenarios: Mapping[str, Scenario], latencies: Mapping[str, Mapping[Pair, Floats]]) -> None:
-    subscribers = sorted({pair.subscriber for found in latencies.values() for pair in found if pair.subscriber != "authority"})
-    pairs = {name: ways(scenario, STRATEGIES[name]) for name, scenario in scenarios.items()}
-    with run.plot("telemetry", "Car telemetry: delivery latency", "latency (ms)", "share of deliveries") as axes:
-        for number, subscriber in enumerate(subscribers):
-            for name, found in latencies.items():
-                chosen = [each for pair, each in found.items() if pair.subscriber == subscriber and pair in pairs[name]]
-                if chosen:
-                    label = f"{subscriber.removesuffix('-hears')}, {name}"
-                    colour = plots.COLOURS[number % len(plots.COLOURS)]
-                    plots.cdf(axes, np.concatenate(chosen), label, dashed=name == "relay", colour=colour)
-        axes.set_xscale("log")
-    with run.plot("monitoring", "Monitoring data: delivery latency", "latency (ms)", "share of deliveries") as axes:
-        for name, found in latencies.items():
-            chosen = [each for pair, each in found.items() if pair.subscriber == "authority"]
-            if chosen:
-                plots.cdf(axes, np.concatenate(chosen), name)
+    for name, scenario in scenarios.items():
+        expected = ways(scenario, STRATEGIES[name])
+        by_car: dict[str, list[Floats]] = {}
+        for pair, values in latencies[name].items():
+            if pair in expected and pair.subscriber != "authority":
+                by_car.setdefault(pair.subscriber.removesuffix("-hears"), []).append(values)
+        with run.plot(f"telemetry-{name}", f"Car telemetry, {name}", "latency (ms)", "share of deliveries") as axes:
+            for car, found in sorted(by_car.items()):
+                plots.cdf(axes, np.concatenate(found), car)
+    with run.plot("monitoring", "Monitoring data", "latency (ms)", "share of deliveries") as axes:
+        for name, measured in latencies.items():
+            found = [values for pair, values in measured.items() if pair.subscriber == "authority"]
+            if found:
+                plots.cdf(axes, np.concatenate(found), name)

@@ -2,8 +2,9 @@
 that finds its threshold by itself. Simulated, with the machines that are shipped.
 
 Brokers stand in the most populous cities of Germany, the cloud in Dublin; latency is by distance. Clients at every broker
-publish in a topic of their own, and clients at the nearest brokers, and at one that is drawn, subscribe to it: most interest
-is local, which is what groups are for, and some is not. The workload is the same for every threshold.
+publish in a topic of their own; clients at all brokers within 150 km, at the nearest one in any case, and at another that is
+drawn subscribe to it: most interest is regional, which is what groups are for, and some is not. The workload is the same for
+every threshold.
 
 The broadcast-group paper (sections IV-D and VI) shows both ends and one point between them, and leaves a threshold for each
 group that follows from local conditions to future work; that is the last line of the table.
@@ -38,13 +39,15 @@ CLOUD_CITY = "Dublin"
 EVERYBODY_MS = 10_000.0
 """A threshold that puts all brokers in one group."""
 
-NEAR = 3
-"""Brokers, the nearest, with a subscriber to what is published at one."""
+MS_PER_KM = 0.021048
+BASE_MS = 0.3
+NEAR_MS = BASE_MS + 150 * MS_PER_KM
+"""Brokers so near have subscribers to what is published at one."""
 
 FAR = 1
-"""Further ones, drawn from all."""
+"""Of the others, drawn."""
 
-BASE_MS = 0.3
+LEAST_BROKERS = 4
 FORMING_S = 30.0
 SUBSCRIBED_S = 2.0
 SETTLE_S = 3.0
@@ -84,7 +87,7 @@ class TradeoffParameters(Parameters, frozen=True, kw_only=True):
 
     @property
     def brokers(self) -> int:
-        return max(NEAR + FAR + 1, round(BROKERS * self.scale))
+        return max(LEAST_BROKERS, round(BROKERS * self.scale))
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,14 +218,17 @@ class Tradeoff(Experiment[TradeoffParameters]):
             if point.threshold == ADAPTIVE:
                 run.measured("adaptive_excess_of_budget", round(point.edge_excess / run.parameters.excess_budget, 3))
                 run.measured("adaptive_latency_gained_ms", round(first.median_ms - point.median_ms, 3))
-        with run.plot("tradeoff", "Latency against excess data", "excess data (%)", "median latency (ms)") as axes:
-            axes.plot([100 * point.excess for point in fixed], [point.median_ms for point in fixed], marker="o", label="fixed")
+        with run.plot("tradeoff", "Latency against excess data", "excess data (%)", "latency (ms)") as axes:
+            excess = [100 * point.excess for point in fixed]
+            axes.plot(excess, [point.mean_ms for point in fixed], marker="o", label="mean")
+            axes.plot(excess, [point.median_ms for point in fixed], marker="o", linestyle="--", label="median")
+            named: dict[tuple[float, float], list[str]] = {}
             for point in points:
+                named.setdefault((100 * point.excess, point.mean_ms), []).append(point.threshold)
                 if point.threshold == ADAPTIVE:
-                    axes.plot([100 * point.excess], [point.median_ms], marker="s", linestyle="", label=ADAPTIVE)
-                axes.annotate(
-                    point.threshold, (100 * point.excess, point.median_ms), textcoords="offset points", xytext=(5, 5)
-                )
+                    axes.plot([100 * point.excess], [point.mean_ms], marker="s", linestyle="", label="mean, adaptive rule")
+            for place, labels in named.items():
+                axes.annotate(", ".join(labels), place, textcoords="offset points", xytext=(6, 6))
 
 
 def _label(threshold_ms: float) -> str:
@@ -233,7 +239,7 @@ def topology(brokers: int) -> Topology:
     """Cities, and the cloud elsewhere."""
     from nearcast.scenario.worldwide import city_topology
 
-    model = LatencyModel(kind="linear", base_ms=BASE_MS)
+    model = LatencyModel(kind="linear", base_ms=BASE_MS, ms_per_km=MS_PER_KM)
     cities = city_topology(brokers, country=COUNTRY, model=model)
     if len(cities.sites) < brokers:
         raise ConfigError(f"there are no {brokers} cities to put brokers in")
@@ -292,16 +298,17 @@ def scenario_of(parameters: TradeoffParameters, threshold_ms: float, *, adaptive
 
 
 def interest(scenario: Scenario, hosts: Sequence[str], seed: int) -> dict[str, list[str]]:
-    """By broker, whose messages its clients want: each broker's are wanted at the nearest ones, and at some that are drawn."""
+    """By broker, whose messages its clients want: each broker's are wanted at those near it, and at some that are drawn."""
     network, names = build_network(topology_of(scenario), random.Random(0))
     number = {name: index for index, name in enumerate(names)}
     rng = random.Random(f"{seed}/interest")
     found: dict[str, list[str]] = {host: [] for host in hosts}
     for source in hosts:
-        others = [host for host in hosts if host != source]
-        near = sorted(others, key=lambda host: (network.one_way_ms(number[source], number[host]), host))[:NEAR]
-        far = rng.sample([host for host in others if host not in near], min(FAR, max(0, len(others) - NEAR)))
-        for host in (*near, *far):
+        away_ms = {host: network.one_way_ms(number[source], number[host]) for host in hosts if host != source}
+        nearest = min(away_ms, key=lambda host: (away_ms[host], host))
+        near = [host for host, latency_ms in away_ms.items() if latency_ms <= NEAR_MS or host == nearest]
+        far = [host for host in away_ms if host not in near]
+        for host in (*near, *rng.sample(far, min(FAR, len(far)))):
             found[host].append(source)
     if any(math.isinf(network.one_way_ms(number[host], number[CLOUD])) for host in hosts):
         raise ConfigError("the cloud cannot be reached from every broker")

@@ -11,7 +11,7 @@ import pytest
 from nearcast.errors import ConfigError
 from nearcast.experiments import perform
 from nearcast.experiments.experiment import effective_parameters
-from nearcast.experiments.tradeoff import FAR, NEAR, Tradeoff, TradeoffParameters, interest, scenario_of
+from nearcast.experiments.tradeoff import Tradeoff, TradeoffParameters, interest, scenario_of
 from nearcast.scenario.expansion import expand_clients
 
 SMALL = TradeoffParameters(scale=0.375, thresholds_ms=(0.0, 10_000.0), duration_s=2.0, adaptive_s=0.0)
@@ -34,8 +34,10 @@ def test_near_brokers_and_some_far_ones_want_what_is_published() -> None:
     wanted = interest(scenario, hosts, parameters.seed)
     for source in hosts:
         takers = [host for host, sources in wanted.items() if source in sources]
-        assert len(takers) == NEAR + FAR
         assert source not in takers
+        assert len(takers) >= 2, "the nearest, and one that was drawn"
+    assert "broker-essen-de" in wanted["broker-dortmund-de"], "32 km"
+    assert len(wanted["broker-essen-de"]) > len(wanted["broker-berlin-de"]), "there is much around it"
     clients = {client.name: client for client in expand_clients(scenario)}
     for host, sources in wanted.items():
         assert [each.filter for each in clients[f"wants-{host}"].subscribe] == [f"from/{source}" for source in sources]
@@ -66,8 +68,8 @@ def test_latency_is_bought_with_excess_data(tmp_path: Path) -> None:
     relay, flooding = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
     assert (relay["threshold"], relay["groups"], relay["largest"]) == ("0 ms", 6, 1)
     assert (flooding["threshold"], flooding["groups"], flooding["largest"]) == ("all", 1, 6)
-    # A message is published at one broker, wanted at four, in vain at the sixth; the cloud has no clients.
-    assert relay["excess %"] == pytest.approx(100 * 1 / 6, abs=0.1)
-    assert flooding["excess %"] == pytest.approx(100 * 2 / 7, abs=0.1)
+    # A message is published at one broker and wanted at two: the cloud has it for nobody, and so have three others, flooded.
+    assert relay["excess %"] == pytest.approx(100 * 1 / 4, abs=0.1)
     assert relay["at the edge %"] == 0.0
-    assert flooding["at the edge %"] == pytest.approx(100 * 1 / 6, abs=0.1)
+    assert flooding["excess %"] == pytest.approx(100 * 4 / 7, abs=0.1)
+    assert flooding["at the edge %"] == pytest.approx(100 * 3 / 6, abs=0.1)
