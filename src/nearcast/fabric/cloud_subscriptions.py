@@ -162,7 +162,7 @@ class CloudSubscriptions:
         if len(missing) > MAX_FILTERS:
             missing.sort(key=bucket_of)  # so that each piece of the list is written few times
         self._adding = deque(missing)
-        self._dropping = deque(one for one in self._asked if one not in wanted)
+        self._dropping = deque([one for one in self._asked if one not in wanted])
 
     def _is_available(self, topic_filter: str, distinct: bool) -> bool:
         code = 0
