@@ -6,7 +6,7 @@ out of the cloud by an old leader and by a new one. :class:`Seen` lets each thro
 
 What was here is kept as stretches of numbers, for each origin :data:`MAX_STRETCHES` of them: numbers of one origin rise, so
 what is forgotten is old. A message that is older than everything remembered counts as new: it would rather be delivered twice
-than not at all.
+than not at all. All origins together have :data:`MAX_ALL_STRETCHES`; beyond that each forgets its older half.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 MAX_STRETCHES: Final = 4_096
 """Of one origin. A message out of the cloud, where not all of an origin's messages come from, takes one."""
 
+MAX_ALL_STRETCHES: Final = 500_000
 MAX_ORIGINS: Final = 20_000
 
 
@@ -57,10 +58,6 @@ class _Stretches:
             else:
                 starts.append(first)
                 ends.append(last)
-                if len(starts) > MAX_STRETCHES:
-                    # Half of it at once, so that the lists are moved rarely.
-                    del starts[: MAX_STRETCHES // 2]
-                    del ends[: MAX_STRETCHES // 2]
             return [(first, last)]
         fresh: list[tuple[int, int]] = []
         begin = first
@@ -89,12 +86,27 @@ class _Stretches:
         starts[low:high] = [first]
         ends[low:high] = [last]
 
+    def forget_half(self) -> None:
+        """The older one. Half at once, so that the lists are moved rarely."""
+        half = len(self.starts) // 2
+        del self.starts[:half]
+        del self.ends[:half]
+
 
 class Seen:
     """The messages of class ``broadcast`` that were taken here, by origin and epoch."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        max_stretches: int = MAX_STRETCHES,
+        max_all_stretches: int = MAX_ALL_STRETCHES,
+        max_origins: int = MAX_ORIGINS,
+    ) -> None:
+        self._max_stretches = max_stretches
+        self._max_all_stretches = max_all_stretches
+        self._max_origins = max_origins
         self._by_origin: dict[tuple[str, int], _Stretches] = {}
+        self._stretches = 0
         #: Messages that came again.
         self.repeated = 0
 
@@ -103,11 +115,18 @@ class Seen:
         key = (origin, epoch)
         known = self._by_origin.get(key)
         if known is None:
-            if len(self._by_origin) >= MAX_ORIGINS:
-                self._by_origin.pop(next(iter(self._by_origin)))
+            if len(self._by_origin) >= self._max_origins:
+                self._stretches -= len(self._by_origin.pop(next(iter(self._by_origin))).starts)
             known = _Stretches()
             self._by_origin[key] = known
+        before = len(known.starts)
         fresh = known.add(first, first + count - 1)
+        self._stretches += len(known.starts) - before
+        if len(known.starts) > self._max_stretches:
+            self._forget_half(known)
+        if self._stretches > self._max_all_stretches:
+            for one in self._by_origin.values():
+                self._forget_half(one)
         taken = 0
         found: list[tuple[int, int]] = []
         for begin, end in fresh:
@@ -115,6 +134,11 @@ class Seen:
             taken += end - begin + 1
         self.repeated += count - taken
         return found
+
+    def _forget_half(self, known: _Stretches) -> None:
+        before = len(known.starts)
+        known.forget_half()
+        self._stretches -= before - len(known.starts)
 
     def has(self, origin: str, epoch: int, sequence: int) -> bool:
         """Whether a message was here."""
