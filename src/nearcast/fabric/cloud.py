@@ -195,7 +195,8 @@ class Cloud:
         return "waiting" if self._needed() else "idle"
 
     def _needed(self) -> bool:
-        return not self._ending and (self._wanted or self.machine.unacknowledged > 0 or self._markers.waiting)
+        unfinished = self.machine.unacknowledged > 0 or self._markers.waiting or self._drop_stale_at < NEVER
+        return not self._ending and (self._wanted or unfinished)
 
     def wants_dial(self, now: float) -> bool:
         """Whether the driver is to connect now; it is answered by :meth:`opened` or :meth:`dial_failed`."""
@@ -256,9 +257,16 @@ class Cloud:
         """Time passed."""
         self.machine.tick(now)
         if self._drop_stale_at <= now and self.connected:
-            self._drop_stale_at = NEVER
-            self._subscriptions.drop_stale()
+            self._drop_stale()
         self._act(now)
+
+    def _drop_stale(self) -> bool:
+        """Give up what only an earlier process wanted; false if that is done."""
+        if self._drop_stale_at == NEVER:
+            return False
+        self._drop_stale_at = NEVER
+        self._subscriptions.drop_stale()
+        return True
 
     def next_deadline(self) -> float:
         """When :meth:`tick`, or a look at :meth:`wants_dial`, is needed next."""
@@ -395,6 +403,8 @@ class Cloud:
                 if self.connected:
                     self._send_markers(now)
                 busy = bool(events or reached)
+                if not busy and self.connected and not self._wanted and not self._markers.waiting:
+                    busy = self._drop_stale()  # nobody depends on us, hence neither on an earlier process
                 if not busy and machine.state == CONNECTED and not self._needed() and not self._subscriptions.waiting:
                     machine.disconnect(now)
                     busy = True
