@@ -49,6 +49,10 @@ FAR_INTERVAL_S: Final = 60.0
 PINGS_PER_S: Final = 500.0
 """More pings than this a broker does not send: 60 bytes each way, so about 0.25 Mbit/s."""
 
+PINGS_BEFORE_SILENCE: Final = 10.0
+"""A near broker that does not answer is pinged so often until it counts as silent: with half of the pings and answers lost,
+that is wrong once in a thousand times."""
+
 ASKED_FOR_S: Final = 10.0
 """A broker that the formation asked about is measured like a near one for so long."""
 
@@ -59,11 +63,12 @@ SWEEP_S: Final = 10.0
 """When there are too many, who need not be remembered is looked for as rarely as this."""
 
 FIBRE_KM_PER_MS: Final = 204.19
-"""Speed of light in fibre: 299.79 km/ms in a vacuum, divided by the refractive index of the usual glass, 1.4682. No path is
-faster, because cables are not shorter than great circles."""
+"""Speed of light in fibre: 299.79 km/ms in a vacuum, divided by the refractive index of the usual glass, 1.4682. Cables are
+not shorter than the shortest way on the ground, so no path in fibre is faster. (One by radio could be, by a third.)"""
 
-EARTH_RADIUS_KM: Final = 6_356.7
-"""The smallest radius of the Earth: a great circle is no shorter than on a sphere of this size."""
+LEAST_RADIUS_KM: Final = 6_335.4
+"""The least radius of curvature that the Earth has anywhere (at the equator, northwards): between two latitudes and longitudes
+no way on the ground is shorter than on a sphere of this size."""
 
 
 class Announced(Protocol):
@@ -136,7 +141,7 @@ def least_latency_ms(one: tuple[float, float] | None, other: tuple[float, float]
         math.sin((other_latitude - latitude) / 2.0) ** 2
         + math.cos(latitude) * math.cos(other_latitude) * math.sin((other_longitude - longitude) / 2.0) ** 2
     )
-    return 2.0 * EARTH_RADIUS_KM * math.asin(min(1.0, math.sqrt(chord))) / FIBRE_KM_PER_MS
+    return 2.0 * LEAST_RADIUS_KM * math.asin(min(1.0, math.sqrt(chord))) / FIBRE_KM_PER_MS
 
 
 class _Target:
@@ -148,6 +153,8 @@ class _Target:
         self.probe_address = ""
         self.announced = False
         self.threshold_ms = FOREVER
+        self.position: tuple[float, float] | None = None
+        #: What physics allows at least.
         self.bound_ms = 0.0
         #: The last answers as a ring, one way; ``total_ms`` is their sum.
         self.answers_ms: list[float] = []
@@ -383,6 +390,9 @@ class Latencies:
             if target.silent:
                 target.silent_pings = min(16, target.silent_pings + 1)
                 interval_s = min(self._far_interval_s(), interval_s * 2.0 ** (target.silent_pings - 1))
+            elif self._is_settled(target):
+                # Before it counts as silent several pings must have been lost, not only a few on a bad path.
+                interval_s = min(interval_s, self._settings.fail_after_s / PINGS_BEFORE_SILENCE)
             at = target.pinged_at + interval_s
         elif not self._is_close(target, now):
             at = target.pinged_at + self._far_interval_s()
@@ -483,8 +493,11 @@ class Latencies:
                 continue
             present.add(name)
             target.threshold_ms = entry.threshold_ms
-            target.bound_ms = least_latency_ms(self._settings.position, entry.position)
             newly = not target.announced
+            if entry.position != target.position:
+                target.position = entry.position
+                target.bound_ms = least_latency_ms(self._settings.position, entry.position)
+                newly = True
             target.announced = True
             self._announced.add(name)
             if target.address != entry.address or target.probe_address != entry.probe_address:
