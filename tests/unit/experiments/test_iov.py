@@ -92,17 +92,6 @@ def test_parameters_that_make_no_sense(wrong: dict[str, Any]) -> None:
         effective_parameters(Iov(), wrong, quick=False)
 
 
-def test_in_the_simulator_every_bar_holds(tmp_path: Path) -> None:
-    outcome = perform(Iov(), SIMULATED, tmp_path / "out")
-    assert outcome.error is None
-    assert [bar.name for bar in outcome.bars if not bar.ok] == []
-    latencies, telemetry, monitoring = outcome.tables
-    assert {(row[4], row[5]) for row in latencies.rows} == {(4.0, 4.0), (7.0, 7.0), (44.0, 44.0)}
-    assert telemetry.rows[0][0] == "groups"
-    assert telemetry.rows[0][3] == 33.33
-    assert monitoring.rows[0][2:4] == [0, 0.0]
-
-
 def test_groups_as_brokers_tell_them() -> None:
     seen = GroupsSeen(
         count=2, brokers=[{"name": "b", "leader": "c"}, {"name": "c", "leader": "c"}, {"name": "a", "leader": "a"}]
