@@ -73,11 +73,13 @@ class Client:
 
     def publish(
         self, topic: str, payload: bytes, qos: int = 1, retain: bool = False, properties: Properties | None = None
-    ) -> None:
+    ) -> int:
+        """Returns the packet identifier."""
         packet_id = self._id() if qos else 0
         self.send(Publish(topic, payload, qos, retain, packet_id=packet_id, properties=properties))
         if qos == 2:
             self.send(PubRel(packet_id))
+        return packet_id
 
     def disconnect(self) -> None:
         self.send(Disconnect())
