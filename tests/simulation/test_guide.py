@@ -56,6 +56,13 @@ def test_random_faults_added_to_it_break_nothing(folder: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_groups_form_as_it_says(folder: Path) -> None:
+    (folder / "towns.toml").write_text(block("toml", "# towns.toml\n"))
+    run = simulate(folder, "towns.toml", "--seeds", "3", "--jobs", "1")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "groups: 2" in simulate(folder, "towns.toml").stdout
+
+
 def test_the_fabric_loses_nothing_while_clients_are_moved(folder: Path) -> None:
     (folder / "regions.toml").write_text(block("toml", "# regions.toml\n"))
     run = simulate(folder, "regions.toml")
