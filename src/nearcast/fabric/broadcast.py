@@ -109,6 +109,7 @@ class Broadcast(Part):
         self.adaptation = Adaptation(
             self.formation, self.thresholds, flows, adaptive=settings.adaptive, rng=fabric.rng, now=now
         )
+        self.adaptation.surroundings = self.latencies
         self.seen = Seen()
         self.coverage = Coverage(self)
         self.intake = CloudIntake(self)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Final
+from typing import Final, Protocol
 
 from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation
@@ -26,6 +26,13 @@ REPORT_S: Final = 5.0
 
 MAX_COUNT: Final = 1 << 48
 """More messages than this in a report are somebody's mistake."""
+
+
+class Surroundings(Protocol):
+    """What is known of other leaders (:class:`~nearcast.groups.latencies.Latencies`)."""
+
+    def latency_ms(self, name: str) -> float: ...
+    def threshold_ms(self, name: str) -> float: ...
 
 
 class Adaptation:
@@ -42,6 +49,8 @@ class Adaptation:
         rng: random.Random,
         now: float,
     ) -> None:
+        self.surroundings: Surroundings | None = None
+        """Who knows whether another leader would have us: farther than its own threshold, we would leave again at once."""
         self.flows = flows
         self.adaptive = adaptive
         self.correct = 0
@@ -114,8 +123,12 @@ class Adaptation:
                 self._outgoing.append((formation.leader, Report(correct, redundant)))
         if self.flows is not None and not formation.leads:
             leader = self.flows.preferred(now)
-            if leader:
+            if leader and self._is_welcome(leader):
                 formation.join(leader, now)
+
+    def _is_welcome(self, leader: str) -> bool:
+        surroundings = self.surroundings
+        return surroundings is None or surroundings.latency_ms(leader) < surroundings.threshold_ms(leader)
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next."""

@@ -326,6 +326,11 @@ class Latencies:
             return FOREVER
         return target.average_ms
 
+    def threshold_ms(self, name: str) -> float:
+        """The join threshold that a leader announces; infinite if it announces none."""
+        target = self._targets.get(name)
+        return FOREVER if target is None else target.threshold_ms
+
     def measured_ms(self, name: str) -> float:
         """What is known of a broker, if only by one answer long ago, for people to read; infinite without any."""
         target = self._targets.get(name)

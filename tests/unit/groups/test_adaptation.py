@@ -154,6 +154,27 @@ def test_a_member_goes_where_its_messages_come_from() -> None:
     assert sorted(leader.formation.view.members) == ["leader"]
 
 
+def test_a_member_does_not_go_where_it_could_not_stay() -> None:
+    class Strict:
+        def latency_ms(self, name: str) -> float:
+            return 3.0
+
+        def threshold_ms(self, name: str) -> float:
+            return 3.0
+
+    leader = Broker("leader", 3.0, adaptive=False)
+    member = Broker("member", 1.0, adaptive=False, flow_aware=True)
+    member.beside.surroundings = Strict()
+    brokers = Brokers(leader, member)
+    brokers.run(5.0)
+    for _ in range(3 * flows.PERIODS * int(flows.PERIOD_S)):
+        brokers.run(1.0)
+        for _ in range(20):
+            member.beside.arrived(True, "other")
+    assert member.formation.leader == "leader"
+    assert member.formation.candidate is None
+
+
 class Far(Near):
     """Nobody is near."""
 
