@@ -113,15 +113,17 @@ class GroupedBrokers:
         self.cloud = MosquittoCloud(home)
         self.by_name: dict[str, GroupedBroker] = {}
 
-    def make(self, name: str, region: str = "world", *, lcm: float, data: bool = True, config: str = "") -> GroupedBroker:
+    def make(
+        self, name: str, region: str = "world", *, lcm: float, data: bool = True, more: Sequence[str] = ()
+    ) -> GroupedBroker:
         """A broker that is not started yet. Of a region, that with the highest ``lcm`` comes to lead."""
         home = self.directory / name
         home.mkdir()
-        arguments = ["--name", name, "--fabric-secret", str(self.secret), "--cloud", self.cloud.url]
+        arguments = ["--name", name, "--fabric-secret", str(self.secret), "--cloud", self.cloud.url, *more]
         arguments += ["--region", region, "--lcm", str(lcm)]
         for topic_filter in self._broadcast:
             arguments += ["--broadcast", topic_filter]
-        broker = GroupedBroker(home, self._config + config, data=data, arguments=arguments)
+        broker = GroupedBroker(home, self._config, data=True, arguments=arguments)
         self.by_name[name] = broker
         return broker
 

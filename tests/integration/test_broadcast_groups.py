@@ -17,6 +17,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from nearcast.cli.main import main
 from tests.integration.broker.running import PATIENCE_SECONDS, wait_for
 from tests.integration.clouds import QUICK, GroupedBroker, GroupedBrokers
+from tests.integration.controllers import NearcastController
 from tests.integration.test_paho import Paho
 
 pytestmark = pytest.mark.integration
@@ -227,6 +228,54 @@ def test_metrics_and_sys_topics_tell_of_the_group(shared: GroupedBrokers, connec
     while found != {"leads": b"0", "size": b"2", "waiting": b"0"}:
         message = reader.receive()  # what is retained at first, and what changed since
         found[message.topic.removeprefix("$SYS/broker/fabric/group/")] = bytes(message.payload)
+
+
+def test_a_controller_knows_all_groups(tmp_path: Path, connect: Connect) -> None:
+    with GroupedBrokers(tmp_path) as brokers:
+        home = tmp_path / "controller"
+        home.mkdir()
+        controller = NearcastController(home, brokers.secret)
+        with controller:
+            registered = ["--controller", controller.link_address]
+            brokers.make("east-1", "east", lcm=20.0, more=registered)
+            brokers.make("east-2", "east", lcm=10.0, more=registered)
+            brokers.make("west", "west", lcm=5.0, more=registered)
+            settled(brokers)
+            api = ["--api", controller.api, "--fabric-secret", str(brokers.secret)]
+
+            def shown() -> str:
+                output = io.StringIO()
+                with contextlib.redirect_stdout(output), pytest.raises(SystemExit):
+                    main(["groups", *api])
+                return output.getvalue()
+
+            def settled_groups() -> bool:
+                groups = controller.client().get("/groups")
+                found = {
+                    group["leader"]: [member["name"] for member in group["members"]] for group in groups if group["settled"]
+                }
+                return found == {"east-1": ["east-1", "east-2"], "west": ["west"]}
+
+            wait_for("the controller's knowledge", settled_groups)
+            assert re.search(r"^  east-2 +member +[\d.]+ ms +10 +not needed +live", shown(), re.MULTILINE), shown()
+            # All brokers have links here, and the controller says what is broadcast.
+            wait_for("links", lambda: brokers.by_name["west"].sees("east-1", "east-2"))
+            subscriber = connect(brokers.by_name["west"].port(), "subscriber")
+            subscriber.subscribe("#", 1)
+            with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as ended:
+                main(["class", "plain/#", "broadcast", *api])
+            assert ended.value.code == 0
+            publisher = connect(brokers.by_name["east-2"].port(), "publisher")
+            relayed = brokers.by_name["east-1"].metric("cloud_relayed_messages_total")
+
+            def published() -> bool:
+                publisher.publish("plain/1", b"x", 1)
+                return brokers.by_name["east-1"].metric("cloud_relayed_messages_total") > relayed
+
+            wait_for("the new class", published)
+            publisher.publish("rooms/1", b"last", 1)
+            while subscriber.receive().topic != "rooms/1":
+                pass
 
 
 # --- faults -------------------------------------------------------------------------------------------------------------

@@ -411,10 +411,40 @@ def test_one_member_of_a_shared_subscription_gets_each_message(places: tuple[int
             assert not [payload for payload in worker.payloads if int(payload[:1]) in elsewhere], "its own group is nearer"
 
 
-# --- without a cloud ----------------------------------------------------------------------------------------------------
+# --- which brokers have links -------------------------------------------------------------------------------------------
 
 
 # semantics: B14
+@pytest.mark.parametrize("links", ["auto", "all"])
+def test_other_classes_go_where_there_are_links(links: str) -> None:
+    mesh = GroupMesh()
+    mesh.far(("a", "b"), ("c", "d"))
+    nodes = [mesh.broker(name, lcm=40.0 - place, links=links) for place, name in enumerate(FOUR)]
+    if links == "all":
+        for node in nodes:
+            for other in FOUR:
+                if other > node.name:
+                    node.fabric.dial(f"{other}:1884", mesh.now, other)
+    mesh.form(("a", "b"), ("c", "d"))
+    present = subscribers(mesh, nodes, "#")
+    for node in nodes:
+        publisher = Client(node, "publisher")
+        for topic in ("cars/1", "trains/1", "rooms/1", "yards/1"):
+            publisher.publish(topic, node.name.encode(), 1)
+    mesh.advance(2.0)
+    for place, client in enumerate(present):
+        groups = "abcd" if links == "all" else "ab" if place < 2 else "cd"
+        expected = [(topic, name) for topic in ("cars/1", "trains/1") for name in "abcd"]
+        expected += [("rooms/1", name) for name in groups] + [("yards/1", nodes[place].name)]
+        assert Counter((message.topic, message.payload.decode()) for message in client.messages) == Counter(expected)
+    others = {node.name: sorted(name for name, peer in node.fabric.peers.items() if peer.up) for node in nodes}
+    assert all(len(names) == (3 if links == "all" else 1) for names in others.values()), others
+
+
+# --- without a cloud ----------------------------------------------------------------------------------------------------
+
+
+# semantics: B15
 def test_without_a_cloud_every_broker_is_flooded() -> None:
     mesh = Mesh(settings=msgspec.structs.replace(SETTINGS, groups=Groups()))
     a, b, c = (mesh.add(name) for name in ("a", "b", "c"))
