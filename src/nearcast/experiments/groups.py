@@ -87,8 +87,8 @@ class Groups(Experiment[GroupsParameters]):
     summary = "Broadcast groups of up to 12,000 brokers in cities of the world form: how many, how soon, at what cost."
     parameters = GroupsParameters
     quick: ClassVar[Mapping[str, Any]] = {
-        "brokers": (300, 600, 900, 1_200),
-        "thresholds_ms": (0.0, 5.0, 10.0, 50.0, 100.0, 400.0),
+        "brokers": (400, 800, 1_200),
+        "thresholds_ms": (0.0, 10.0, 50.0, 100.0, 400.0),
     }
 
     def bars(self, parameters: GroupsParameters) -> Sequence[Bar]:
