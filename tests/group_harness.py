@@ -81,6 +81,8 @@ class GroupNetwork:
         self._board_at = self.now
         self.leader_changes = 0
         self._versions: dict[str, int] = {}
+        self._deadlines: dict[str, float] = {}
+        self._wakes: list[tuple[float, str]] = []
 
     def add(self, name: str, lcm: float = 1.0) -> Formation:
         thresholds = Thresholds(self.join_ms, self.leave_ms)
@@ -96,6 +98,7 @@ class GroupNetwork:
         )
         self.brokers[name] = formation
         self._versions[name] = 0
+        self._deadlines[name] = math.inf
         return formation
 
     def crash(self, name: str, noticed: bool = True) -> None:
@@ -136,6 +139,11 @@ class GroupNetwork:
                 at = self.now + latency_ms / 1e3 + self.rng.random() * self.weather.jitter_s
                 content = Message.decode(message.encode()) if self.codec else message
                 heapq.heappush(self._events, (at, self._count, broker.name, to, content))
+        deadline = broker.next_deadline()
+        if deadline != self._deadlines[broker.name]:
+            self._deadlines[broker.name] = deadline
+            if deadline < math.inf:
+                heapq.heappush(self._wakes, (deadline, broker.name))
 
     def _check(self, broker: Formation, changed: bool) -> None:
         """What holds at every moment, whatever the network does."""
@@ -157,27 +165,36 @@ class GroupNetwork:
     def run(self, seconds: float) -> None:
         """Lets time pass."""
         until = self.now + seconds
+        for broker in self.brokers.values():
+            self._collect(broker)  # a test may have done something to it
         while True:
-            due = min((broker.next_deadline() for broker in self.brokers.values()), default=math.inf)
-            at = min(due, self._board_at, self._events[0][0] if self._events else math.inf)
+            at = min(self._board_at, self._events[0][0] if self._events else math.inf)
+            at = min(at, self._wakes[0][0] if self._wakes else math.inf)
             if at > until:
                 break
             self.now = max(self.now, at)
             if self._board_at <= self.now:
                 self.announced = [name for name, broker in self.brokers.items() if broker.leads]
                 self._board_at = self.now + self.board_delay_s
-            while self._events and self._events[0][0] <= self.now:
-                _, _, sender, to, message = heapq.heappop(self._events)
-                receiver = self.brokers.get(to)
-                if receiver is not None and sender in self.brokers and (sender, to) not in self.separated:
-                    receiver.handle(sender, message, self.now)
-                    self._collect(receiver)
-            for broker in list(self.brokers.values()):
-                if broker.next_deadline() <= self.now:
-                    broker.tick(self.now)
-                    assert broker.next_deadline() > self.now, f"{broker.name} is not done at {self.now}"
-                    self._collect(broker)
+            elif self._events and self._events[0][0] <= self.now:
+                self._deliver(*heapq.heappop(self._events)[2:])
+            else:
+                self._wake(*heapq.heappop(self._wakes))
         self.now = until
+
+    def _deliver(self, sender: str, to: str, message: Message) -> None:
+        receiver = self.brokers.get(to)
+        if receiver is not None and sender in self.brokers and (sender, to) not in self.separated:
+            receiver.handle(sender, message, self.now)
+            self._collect(receiver)
+
+    def _wake(self, at: float, name: str) -> None:
+        broker = self.brokers.get(name)
+        if broker is None or self._deadlines[name] != at:
+            return  # it has been put off, or the broker is gone
+        broker.tick(self.now)
+        assert broker.next_deadline() > self.now, f"{name} is not done at {self.now}"
+        self._collect(broker)
 
     def problems(self) -> list[str]:
         """What is not as it should be once all is calm."""

@@ -310,7 +310,8 @@ class Formation(Standing):
             self.member_joins += 1
             self._send(former, Leave(self._number))
         self._step.end()
-        self._membership = Membership(view, self._settings, self._rng, now)
+        measured = self._neighbours.latency_ms(view.leader) < FOREVER
+        self._membership = Membership(view, measured, self._settings, self._rng, now)
         self._changes.append(LeaderChanged(former, view.leader))
         self._changes.append(ViewChanged())
 

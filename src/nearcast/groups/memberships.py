@@ -13,14 +13,15 @@ from nearcast.groups.views import View
 class Membership:
     """From the leader's Welcome on, until there is another leader."""
 
-    def __init__(self, view: View, settings: FormationSettings, rng: random.Random, now: float) -> None:
+    def __init__(self, view: View, measured: bool, settings: FormationSettings, rng: random.Random, now: float) -> None:
+        """``measured``: whether the latency to the leader is known already."""
         self.view = view
         # Spread: a group that joined together does not speak to its leader together for ever.
         self.check_at = now + settings.check_interval_s * (0.5 + rng.random())
         self.renew_at = now + settings.renew_interval_s * (0.5 + rng.random())
         self._settings = settings
         self._begun_at = now
-        self._measured = False
+        self._measured = measured
 
     def is_near(self, neighbours: Neighbours, now: float) -> bool:
         """Whether the leader is below the leave threshold, as its group has it. One that has not been measured yet is given
