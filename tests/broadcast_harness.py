@@ -90,6 +90,8 @@ class GroupMesh(Mesh):
         self.cloud_up = True
         self.distances: dict[frozenset[str], float] = {}
         self.parted: set[frozenset[str]] = set()
+        self.stalled: set[str] = set()
+        """Brokers whose stream to and from the cloud does not move."""
         self._cloud_ends: list[tuple[GroupNode, End, End]] = []
         self._datagrams: list[tuple[float, int, str, str, bytes]] = []
         self._sent = 0
@@ -229,7 +231,7 @@ class GroupMesh(Mesh):
 
     def _to_cloud(self, theirs: End) -> bool:
         """A piece of what is on its way to the cloud arrives; whether there is one."""
-        if not theirs.inbox or theirs.connection is None:
+        if not theirs.inbox or theirs.connection is None or (theirs.other and theirs.other.node.name in self.stalled):
             return False
         self.cloud.engine.receive(theirs.connection, theirs.inbox.popleft(), self.now)
         self.cloud.flush()
@@ -237,7 +239,7 @@ class GroupMesh(Mesh):
 
     def _from_cloud(self, node: GroupNode, ours: End) -> bool:
         cloud = node.fabric.broadcast.cloud
-        if not ours.inbox or cloud is None or node.cloud_end is not ours:
+        if not ours.inbox or cloud is None or node.cloud_end is not ours or node.name in self.stalled:
             return False
         cloud.receive(ours.inbox.popleft(), self.now)
         node.flush()
@@ -246,7 +248,9 @@ class GroupMesh(Mesh):
     def step(self, rng: random.Random) -> bool:
         """One thing happens of those that could: a piece of a stream arrives, or a disk takes what was written."""
         ends = [end for stream in self.streams for end in stream if end.inbox]
-        clouds = [entry for entry in self._cloud_ends if entry[1].inbox or entry[2].inbox]
+        clouds = [
+            entry for entry in self._cloud_ends if (entry[1].inbox or entry[2].inbox) and entry[0].name not in self.stalled
+        ]
         nodes = [node for node in self.nodes.values() if node.wants_sync or node.spool.begun]
         if not ends and not clouds and not nodes:
             return False
