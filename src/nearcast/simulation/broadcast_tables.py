@@ -78,6 +78,7 @@ class BroadcastTables(FabricTables):
         self._leaders: dict[str, set[str]] = {}
         self._led: dict[str, set[str]] = {}
         self._distances: list[float] = []
+        self._thresholds: dict[str, float] = {}
         self._starts: dict[str, int] = {}
         self._disturbed_s = 0.0
         self._moved_s = -MEASURED_S
@@ -166,7 +167,10 @@ class BroadcastTables(FabricTables):
         brokers = self._fabric.open()
         away = not all(is_relaying(broker) for broker in brokers if broker.fabric.broadcast.leads)
         paused = any(broker.host.paused for broker in brokers)
-        if away or paused or self._cut_off() or not self._groups.all_open():
+        # Adaptive ones move, and then groups have to follow.
+        thresholds = {broker.name: broker.fabric.broadcast.formation.view.join_ms for broker in brokers}
+        moved, self._thresholds = thresholds != self._thresholds, thresholds
+        if away or paused or moved or self._cut_off() or not self._groups.all_open():
             self._disturbed_s = self._now()
 
     def _check_groups(self, brokers: list[FabricBroker]) -> None:
