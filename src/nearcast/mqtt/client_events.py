@@ -99,9 +99,10 @@ class ClientSettings:
     """Largest packet identifier used. It bounds what is unanswered at once, and what ``releases_forgotten`` sends."""
 
     releases_forgotten: bool = False
-    """Whether a machine that is new and finds a session at the server begins by releasing (PUBREL) every identifier it may
-    use. Without its own half of the session it cannot know which of them the server holds of QoS 2 messages that an earlier
-    machine sent: the server would take a new message with one of those for a repetition, and drop it."""
+    """Whether a machine that is new and finds a session at the server first releases (PUBREL) every identifier it may use, and
+    publishes at QoS 1 and 2 once that is answered. Without its own half of the session it cannot know which of them the server
+    holds of QoS 2 messages that an earlier machine sent: the server would take a new message with one of those for a
+    repetition, and drop it."""
 
     request_response_information: bool = False
     """Whether to ask the server for a prefix for response topics."""

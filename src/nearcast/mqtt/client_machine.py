@@ -96,6 +96,7 @@ class ClientMachine:
         self._events: list[ClientEvent] = []
         self._last_token = 0
         self._connected_before = False
+        self._is_released = not settings.releases_forgotten
         self._asked_clean_start = settings.clean_start
         self._re_authenticating = False
         self._connect_deadline = NEVER
@@ -293,6 +294,9 @@ class ClientMachine:
         elif isinstance(packet, PubRel):
             self._send(self._incoming.release(packet), now)
         elif isinstance(packet, PubComp):
+            if not self._is_released and packet.packet_id == self.settings.max_packet_identifier:
+                self._is_released = True
+                self._pump(now)
             self._completed(self._outgoing.completed(packet), now)
         elif isinstance(packet, PingResp):
             self._keep_alive.answered()
@@ -337,12 +341,14 @@ class ClientMachine:
         """Bring the session onto the new connection (section 4.4)."""
         self._outgoing.opened(min(self.limits.receive_maximum, self.settings.max_inflight))
         if session_present:
-            if self.settings.releases_forgotten and not self._connected_before:
+            if not self._is_released:
+                # Nothing is published before the last of them is answered: an identifier that is in use cannot be released.
                 for packet_id in range(1, self.settings.max_packet_identifier + 1):
                     self._send(PubRel(packet_id), now)
             for release in self._outgoing.resume():
                 self._send(release, now)
         else:
+            self._is_released = True
             self._incoming.restart()
             self._events.extend(self._outgoing.restart())
             if self.settings.resubscribe:
@@ -410,7 +416,7 @@ class ClientMachine:
 
     def _pump(self, now: float) -> None:
         """Send what the window allows."""
-        while True:
+        while self._is_released:
             outgoing = self._outgoing.next_to_send()
             if outgoing is None:
                 return

@@ -569,19 +569,31 @@ def test_qos_0_needs_a_connection() -> None:
 def test_identifiers_that_an_earlier_process_left_are_released_first() -> None:
     leader, server = scripted()
     leader.relay("x", b"1", 2)
-    said = server.accept(session_present=True)
-    releases = [packet.packet_id for packet in only(said, PubRel)]  # type: ignore[union-attr]
-    assert releases == list(range(1, MAX_PACKET_IDENTIFIER + 1))
-    assert said.index(only(said, Publish)[0]) > said.index(only(said, PubRel)[-1])
-    for packet_id in releases:
-        server.say(PubComp(packet_id, reasons.PACKET_IDENTIFIER_NOT_FOUND))
-    [message] = only(said, Publish)
+    for now in (0.0, 100.0):  # the first connection breaks before all are
+        said = server.accept(now, session_present=True)
+        releases = [packet.packet_id for packet in only(said, PubRel)]  # type: ignore[union-attr]
+        assert releases == list(range(1, MAX_PACKET_IDENTIFIER + 1))
+        for packet_id in releases[:-1]:
+            server.say(PubComp(packet_id, reasons.PACKET_IDENTIFIER_NOT_FOUND), now=now)
+        assert only([*said, *server.heard()], Publish) == []
+        if now == 0.0:
+            leader.cloud.lost(now)
+    server.say(PubComp(MAX_PACKET_IDENTIFIER), now=100.0)
+    [message] = only(server.heard(), Publish)
     assert isinstance(message, Publish)
-    server.say(PubRec(message.packet_id))
-    server.say(PubComp(message.packet_id))
+    server.say(PubRec(message.packet_id), now=100.0)
+    server.say(PubComp(message.packet_id), now=100.0)
     assert leader.owner.confirmed == [(1, True)]
-    leader.cloud.lost(0.0)
-    assert only(server.accept(100.0, session_present=True), PubRel) == []
+    leader.cloud.lost(100.0)
+    assert only(server.accept(200.0, session_present=True), PubRel) == []
+
+
+def test_a_cloud_that_kept_nothing_has_nothing_to_release() -> None:
+    leader, server = scripted()
+    leader.relay("x", b"1", 2)
+    said = server.accept()
+    assert only(said, PubRel) == []
+    assert len(only(said, Publish)) == 1
 
 
 def test_in_flight_messages_go_out_again_with_the_next_connection_as_the_same() -> None:
