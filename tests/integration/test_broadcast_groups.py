@@ -421,5 +421,6 @@ def test_a_cloud_that_cannot_be_used_is_said_in_the_log(tmp_path: Path) -> None:
             broker.wait_for_log("the cloud")
             assert broker.group()["cloud_state"] == "connecting"
             assert broker.group()["relay"] == "no cloud"
+            assert broker.group()["cloud_problem"] == "nothing listens there"
         finally:
             broker.stop()

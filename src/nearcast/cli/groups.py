@@ -71,6 +71,10 @@ def groups(
     console.print(Text(f"{counted(len(found), 'group')} of {counted(brokers, 'broker')}", style="bold"))
     console.print()
     console.print(groups_table(found))
+    for member in (member for group in found for member in group["members"]):
+        if member["cloud_problem"]:
+            console.print()
+            console.print(plain(member["name"]) + Text(" has no cloud: ", style="red") + plain(member["cloud_problem"]))
 
 
 def _ask_broker(url: str) -> dict[str, Any]:
@@ -152,7 +156,7 @@ def _group_of(facts: dict[str, Any]) -> Group:
 def _member(facts: dict[str, Any]) -> dict[str, Any]:
     """A broker by its own word."""
     leads = facts["leader"] == facts["name"]
-    shown = {key: facts[key] for key in ("name", "lcm", "relay", "cloud_state", "waiting_messages")}
+    shown = {key: facts[key] for key in ("name", "lcm", "relay", "cloud_state", "cloud_problem", "waiting_messages")}
     return shown | {"leads": leads, "state": "up", "site": None, "latency_ms": None if leads else facts["latency_ms"]}
 
 
@@ -168,6 +172,7 @@ def _fellow(fellow: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         "lcm": None,
         "relay": fellow["relay"],
         "cloud_state": None,
+        "cloud_problem": None,
         "waiting_messages": None,
     }
 
@@ -183,6 +188,7 @@ def _announced(leader: dict[str, Any], facts: dict[str, Any]) -> Group:
         "lcm": leader["lcm"],
         "relay": "-",
         "cloud_state": "connected",  # or nobody would hear of it
+        "cloud_problem": "",
         "waiting_messages": None,
     }
     return {

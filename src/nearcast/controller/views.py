@@ -137,6 +137,8 @@ class GroupMemberView(msgspec.Struct, kw_only=True):
     relay: RelayState
     """How its messages get to the cloud."""
     cloud_state: CloudState
+    cloud_problem: str
+    """Why it has no connection to the cloud, in words."""
     waiting_messages: int
     """Messages of its clients that the cloud has not confirmed."""
 
@@ -289,6 +291,7 @@ def _group_member(entry: Entry, facts: GroupFacts) -> GroupMemberView:
         lcm=facts.lcm,
         relay=facts.relay,
         cloud_state=facts.cloud_state,
+        cloud_problem=facts.cloud_problem,
         waiting_messages=facts.waiting_messages,
     )
 

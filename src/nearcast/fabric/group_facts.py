@@ -63,6 +63,8 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """To the leader, one way."""
     cloud: str = ""
     cloud_state: CloudState = "not needed"
+    cloud_problem: str = ""
+    """Why there is no connection, in words."""
     cloud_filters: int = 0
     """Subscriptions that this broker has at the cloud."""
     relay: RelayState = "-"
@@ -101,6 +103,7 @@ def group_facts(broadcast: Broadcast, *, leaders: bool) -> GroupFacts | None:
         latency_ms=None if broadcast.leads else known(broadcast.latencies.measured_ms(view.leader)),
         cloud=settings.cloud or "",
         cloud_state=_CLOUD_STATES[cloud.state],
+        cloud_problem=cloud.problem,
         cloud_filters=len(broadcast.coverage.filters.wanted()) if cloud.connected else 0,
         relay=_own_relay(broadcast, relay),
         waiting_messages=relay.session.queued_messages + relay.session.spilled_messages,

@@ -132,6 +132,13 @@ def test_the_picture_of_two_brokers(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_who_has_no_cloud_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = GroupFacts(name="a", leader="a", cloud_state="connecting", cloud_problem="nothing listens there", relay="no cloud")
+    with answering(health(alone)) as place, pytest.raises(SystemExit):
+        main(["groups", "--broker", place])
+    assert capsys.readouterr().out.splitlines()[-1].rstrip() == "a has no cloud: nothing listens there"
+
+
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(health(BERLIN)) as berlin, pytest.raises(SystemExit):
         main(["groups", "--json", "--broker", berlin])
