@@ -201,6 +201,7 @@ def _tell_budgets(run: Run[RuleParameters], compared: list[_Compared]) -> None:
     columns = ["rule", "groups", "excess %", "mean latency ms", "by the cloud %", "fixed of that excess ms"]
     run.table("Budgets", columns, [[_rounded(cell) for cell in row] for row in rows])
     run.measured("adaptive_latency_ratio", _geometric(ratios))
+    run.figure("adaptive_latency_ratios", [round(ratio, 3) for ratio in ratios])
     run.measured("adaptive_over_budget_groups", over)
     run.measured("adaptive_changes_per_broker_hour", float(np.mean(changes)))
     hours = range(int(run.parameters.duration_s // LAST_S))
