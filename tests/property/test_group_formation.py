@@ -70,6 +70,8 @@ class World:
             network.separated.clear()
         elif what == "lose link":
             network.lose_link(name, other)
+        elif what == "link" and name in network.brokers:
+            network.brokers[name].linked(other, network.now)
         elif what == "change lcm" and name in network.brokers:
             network.brokers[name].lcm = self.rng.choice([0.0, 1.0, 2.0, 1e9])
         elif what == "go over" and name in network.brokers and leaders:
@@ -86,6 +88,7 @@ EVENTS = [
     "split",
     "heal",
     "lose link",
+    "link",
     "change lcm",
     "go over",
 ]

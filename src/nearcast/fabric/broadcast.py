@@ -428,6 +428,7 @@ class Broadcast(Part):
         if peer.name != self.formation.leader:
             # It may have covered us before it restarted, and not know that others do.
             self._newcomers[peer.name] = Leave(self.formation.number)
+        self.formation.linked(peer.name, now)
         if self._is_covered():
             self._say_goodbye(now)
 

@@ -122,8 +122,7 @@ class Formation(Standing):
     # --- leading: whom to merge with ------------------------------------------------------------------------------------
 
     def _look_around(self, now: float) -> None:
-        join_ms = self._thresholds.join_ms
-        found = self._neighbours.nearest_leader(join_ms, now, self._avoidance.names(now))
+        found = self._neighbours.nearest_leader(self._thresholds.join_ms, now, self._avoidance.names(now))
         if not found:
             self._idle_s = min(self._idle_s * 1.5, self._settings.idle_interval_s)
             self._ask_later(now, self._idle_s)
@@ -131,12 +130,17 @@ class Formation(Standing):
         self._idle_s = self._settings.ask_interval_s
         step = self._step
         step.begin(ASKING, self.place_of(found), now)
-        step.deadline = now + self._settings.answer_timeout_s
         step.lcm = self.lcm
         step.size = len(self._roster.view.members)
         self.asks += 1
         self._number += 1
-        self._send(found, Ask(self._number, step.lcm, step.size, join_ms, self._neighbours.latency_ms(found)))
+        self._send_ask(now)
+
+    def _send_ask(self, now: float) -> None:
+        step = self._step
+        step.deadline = now + self._settings.answer_timeout_s
+        latency_ms = self._neighbours.latency_ms(step.target.name)
+        self._send(step.target.name, Ask(self._number, step.lcm, step.size, self._thresholds.join_ms, latency_ms))
 
     def _ask_later(self, now: float, about_s: float) -> None:
         self._ask_at = now + about_s * (0.5 + self._rng.random())
@@ -389,10 +393,17 @@ class Formation(Standing):
                 self._lead(now)
             step.voluntary = False  # about to have another: there is no way back
 
-    def regained(self, name: str, now: float) -> None:
-        """There is a way to this broker again: if it is our leader, it may think that we have gone."""
-        if self._membership is not None and name == self.leader:
-            self._membership.renew_at = now
+    def linked(self, name: str, now: float) -> None:
+        """There is a link to this broker, now or again: what was said to it before may not have got there, and if it is our
+        leader it may think that we have gone."""
+        step = self._step
+        if step.kind == ASKING and step.is_with(name):
+            self._send_ask(now)
+        elif step.kind == JOINING and step.is_with(name):
+            step.tries -= 1
+            self._send_join(now)
+        elif self._membership is not None and name == self.leader:
+            self._renew(self._membership, now)
 
     def _lead(self, now: float) -> None:
         """Starts a group of its own."""

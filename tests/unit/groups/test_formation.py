@@ -684,9 +684,32 @@ def test_a_member_leaves_by_its_groups_threshold() -> None:
 def test_a_link_that_is_back_makes_a_member_renew_at_once() -> None:
     m = Machine()
     m.joins("x")
+    m.formation.linked("x", m.now)
+    ((to, join),) = m.formation.take_outgoing()
+    assert to == "x"
+    assert isinstance(join, Join)
+    assert join.reign == 3
+
+
+def test_what_was_said_before_there_was_a_link_is_said_again() -> None:
+    m = Machine()
+    ask = m.asks("x")
+    m.formation.linked("other", m.now)
+    assert m.formation.take_outgoing() == []
     m.wait(0.5)
-    m.formation.regained("x", m.now)
-    assert ("x", "Join") in kinds(m.wait(0.0))
+    m.formation.linked("x", m.now)
+    ((to, again),) = m.formation.take_outgoing()
+    assert to == "x"
+    assert isinstance(again, Ask)
+    assert again.number == ask.number
+    assert m.wait(0.9) == [], "and waited for anew"
+    ((_, join),) = m.hear("x", Answer(ask.number, messages.I_LEAD))
+    m.formation.linked("x", m.now)
+    ((_, repeated),) = m.formation.take_outgoing()
+    assert isinstance(join, Join)
+    assert isinstance(repeated, Join)
+    m.hear("x", Welcome(join.number, view("x", 9, "m")))
+    assert m.formation.leader == "x"
 
 
 def test_an_earlier_life_is_told_apart() -> None:
