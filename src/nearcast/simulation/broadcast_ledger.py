@@ -15,7 +15,8 @@ a broker.
   alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do messages of the cloud's own clients
   have one, nor does it mean anything to them. There, what went two ways while groups changed comes twice, and what is
   retained does as well when it comes anew with a subscription.
-- *Order.* While groups change, messages of a publisher may go different ways, and overtake each other.
+- *Order.* While groups change, and as long as two brokers pass on to a third what the cloud has (one of them may have died
+  and not know yet that it need not), messages of a publisher may go different ways, and overtake each other.
 - *QoS 0.* What is published at QoS 0 while groups change may be lost, never doubled. Once they have been the same for a while,
   it arrives.
 - *Nothing waits.* In the end, whatever a connected client is owed has reached its broker.
@@ -23,6 +24,7 @@ a broker.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -103,8 +105,11 @@ class Coverage:
     """Who takes what from the cloud, and for whom. Of one that is down, what was so when it was seen last: that holds again
     when it is back, if it keeps a journal."""
 
-    def __init__(self, brokers: GroupBrokers) -> None:
+    def __init__(self, brokers: GroupBrokers, world_now: Callable[[], float]) -> None:
         self._brokers = brokers
+        self._now = world_now
+        self.two_ways_s: dict[str, float] = {}
+        """When messages of the cloud last had two ways to a broker."""
         self._wanted: dict[str, frozenset[str]] = {}
         self._covered: dict[str, dict[str, frozenset[str]]] = {}
 
@@ -121,6 +126,9 @@ class Coverage:
                 self._covered[name] = covered_by(broker)
             elif not durable:
                 self._covered.pop(name, None)
+
+        ways = Counter(place for covered in self._covered.values() for place in covered)
+        self.two_ways_s.update({place: self._now() for place, count in ways.items() if count > 1})
 
     def reaches(self, place: str, topic: str, filters: list[str]) -> bool:
         """Whether messages to a topic that are at the cloud get to a broker, for clients with these filters."""
@@ -156,7 +164,7 @@ class BroadcastLedger(FabricLedger):
         for known in self._subscribers.values():
             known.promised = self._is_promised(known.client)
             known.kept = known.promised and not known.client.clean_start
-        self.coverage = Coverage(brokers)
+        self.coverage = Coverage(brokers, world_now)
         # The message that is being looked at.
         self._message: facts.Message | None = None
         # Owed only because publisher and subscriber were of one group; looked at again when the message is acknowledged.
@@ -259,7 +267,8 @@ class BroadcastLedger(FabricLedger):
     def _may_overtake(self, known: Subscriber, message: facts.Message) -> bool:
         if super()._may_overtake(known, message) or self._broker_died_since(message.sent_s - LATE_S):
             return True
-        return max(self.changed_s, self._cloud_died_s) >= message.sent_s - LATE_S or not self._numbered
+        two_ways_s = self.coverage.two_ways_s.get(self._place(known), -LATE_S)
+        return max(self.changed_s, self._cloud_died_s, two_ways_s) >= message.sent_s - LATE_S or not self._numbered
 
     def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
         return super()._may_repeat(known, sent) or self._broker_died_since(sent.message.sent_s - LATE_S)
