@@ -6,14 +6,14 @@ it is a property like any other. It is taken off before clients see the message.
 (a client's, another fabric's) is left alone, and the message counts as one that somebody published at the cloud.
 
 The tag covers the payload so that an identity cannot be moved to another message: that one would be taken in its place, and
-the real one for a repetition. QoS, retain flag and expiry are not covered: a server may change them.
+the real one for a repetition. QoS, retain flag and expiry are not covered: a server may change them. It is a keyed BLAKE2b: as
+good as an HMAC with SHA-256 for a third of the time, which counts where it is made for every message.
 
 MQTT 3.1.1 has no properties: there every message comes without an identity (:mod:`nearcast.fabric.cloud_copies`).
 """
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import hmac
@@ -31,6 +31,8 @@ PROPERTY: Final = "nearcast"
 TAG_BYTES: Final = 16
 VERSION: Final = 1
 
+MAX_HEADS: Final = 10_000
+
 MAX_SERVED: Final = 256
 """Shared subscriptions named in one identity. Beyond, members elsewhere may get a message that another member had."""
 
@@ -41,6 +43,8 @@ class Envelopes:
     def __init__(self, secret: bytes, version: int) -> None:
         """``version`` is the MQTT version spoken with the cloud."""
         self._key = hmac.digest(secret, b"nearcast messages at the cloud", hashlib.sha256)
+        # What identities of one origin by one leader have in common, encoded.
+        self._heads: dict[tuple[str, int, str], bytes] = {}
         self._has_properties = version == MQTT_5
 
     # --- there ----------------------------------------------------------------------------------------------------------
@@ -65,23 +69,30 @@ class Envelopes:
 
     def seal(self, identity: Identity, topic: bytes, payload: bytes) -> str:
         """An identity as the value of its user property."""
-        served = identity.served[:MAX_SERVED]
-        parts = [
-            number(VERSION),
-            number(identity.epoch),
-            number(identity.sequence),
-            number(identity.stamp),
-            blob(identity.origin.encode("utf-8")),
-            blob(identity.leader.encode("utf-8")),
-            number(len(served)),
-        ]
-        for topic_filter in served:
-            parts.append(blob(topic_filter.encode("utf-8")))
-        record = b"".join(parts)
-        return base64.urlsafe_b64encode(self._tag(record, topic, payload) + record).decode("ascii")
+        served = identity.served
+        key = (identity.origin, identity.epoch, identity.leader)
+        head = None if served else self._heads.get(key)
+        if head is None:
+            served = served[:MAX_SERVED]
+            parts = [
+                number(VERSION),
+                number(identity.epoch),
+                blob(identity.origin.encode("utf-8")),
+                blob(identity.leader.encode("utf-8")),
+                number(len(served)),
+            ]
+            for topic_filter in served:
+                parts.append(blob(topic_filter.encode("utf-8")))
+            head = b"".join(parts)
+            if not served:
+                if len(self._heads) >= MAX_HEADS:
+                    self._heads.clear()
+                self._heads[key] = head
+        record = head + number(identity.sequence) + number(identity.stamp)
+        return binascii.b2a_base64(self._tag(record, topic, payload) + record, newline=False).decode("ascii")
 
     def _tag(self, record: bytes, topic: bytes, payload: bytes) -> bytes:
-        return hmac.digest(self._key, blob(record) + blob(topic) + payload, hashlib.sha256)[:TAG_BYTES]
+        return hashlib.blake2b(blob(record) + blob(topic) + payload, key=self._key, digest_size=TAG_BYTES).digest()
 
     # --- and back -------------------------------------------------------------------------------------------------------
 
@@ -116,7 +127,7 @@ class Envelopes:
     def unseal(self, sealed: str, topic: bytes, payload: bytes) -> Identity | None:
         """The identity in a user property; None unless it was made with this fabric's secret for this very message."""
         try:
-            data = base64.b64decode(sealed.encode("ascii"), b"-_", validate=True)
+            data = binascii.a2b_base64(sealed.encode("ascii"), strict_mode=True)
         except (binascii.Error, ValueError):
             return None
         record = data[TAG_BYTES:]
@@ -132,11 +143,11 @@ def _read(fields: Fields) -> Identity:
     if fields.number() != VERSION:
         raise ValueError("another version")
     epoch = fields.number()
-    sequence = fields.number()
-    stamp = fields.number()
     origin = fields.blob().decode("utf-8")
     leader = fields.blob().decode("utf-8")
     served = [fields.blob().decode("utf-8") for _ in range(fields.number())]
+    sequence = fields.number()
+    stamp = fields.number()
     return Identity(origin, epoch, sequence, served, leader, stamp)
 
 
