@@ -31,6 +31,9 @@ NOTIFICATIONS = 1.2
 """The paper has 1.04 of them for each member join; the rest are members for which the new leader is too far."""
 
 TIMED_S = 120.0
+CHANGE = 0.2
+"""The paper calls it "considerably shorter". The leader of the largest group is among those that die."""
+
 REFERENCE_FACTOR = 1.5
 """How far from the stored results of the paper's simulation the number of groups may be: other cities, other randomness."""
 
@@ -58,6 +61,12 @@ class GroupsParameters(Parameters, frozen=True, kw_only=True):
     timed_threshold_ms: float = 10.0
     """Its threshold."""
 
+    changed_brokers: int = 1_200
+    """Of the run in which some die and come back."""
+
+    changed_threshold_ms: float = 30.0
+    """Its threshold."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         counts = self.counts
@@ -69,8 +78,10 @@ class GroupsParameters(Parameters, frozen=True, kw_only=True):
         )
         self.require(all(0.0 <= each <= 1e6 for each in thresholds), "thresholds_ms", "must be between 0 and a million")
         self.require(1 <= self.seeds <= 1_000, "seeds", "must be between 1 and 1,000")
-        self.require(1 <= self.timed_brokers <= 14_000, "timed_brokers", "must be between 1 and 14,000")
-        self.require(0.0 <= self.timed_threshold_ms <= 1e6, "timed_threshold_ms", "must be between 0 and a million")
+        for field in ("timed_brokers", "changed_brokers"):
+            self.require(1 <= getattr(self, field) <= 14_000, field, "must be between 1 and 14,000")
+        for field in ("timed_threshold_ms", "changed_threshold_ms"):
+            self.require(0.0 <= getattr(self, field) <= 1e6, field, "must be between 0 and a million")
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -100,6 +111,10 @@ class Groups(Experiment[GroupsParameters]):
                 f"{parameters.timed_brokers:,} brokers at {parameters.timed_threshold_ms:g} ms until stable, on one core",
             ),
         ]
+        if parameters.changed_threshold_ms > 0 and parameters.changed_brokers > 1:
+            found.append(
+                at_most("change_joins_share", CHANGE, "joins when 1 % die or come back, of those when all start: the larger")
+            )
         if len(parameters.counts) > 2:
             found += [
                 at_least("operations_linear_r2", LINEAR, "joins over brokers, for the threshold that is least linear"),
@@ -139,6 +154,8 @@ class Groups(Experiment[GroupsParameters]):
         parameters = run.parameters
         run.step(f"{parameters.timed_brokers:,} brokers at {parameters.timed_threshold_ms:g} ms, in a process of their own")
         self._time(run)
+        run.step(f"{parameters.changed_brokers:,} brokers at {parameters.changed_threshold_ms:g} ms: some die and come back")
+        self._change(run)
         rows = self._sweep(run)
         run.step("evaluating")
         groups_results.evaluate(run, rows, {bar.name for bar in self.bars(parameters)})
@@ -155,6 +172,25 @@ class Groups(Experiment[GroupsParameters]):
         result = run_simulated(run, scenario, parameters.seed)
         run.figure("timed_run", result)
         run.measured("timed_run_s", result.wall_s)
+
+    def _change(self, run: Run[GroupsParameters]) -> None:
+        """What happens when some die and come back."""
+        from nearcast.experiments import groups_runs
+        from nearcast.experiments.groups_changes import changes
+
+        parameters = run.parameters
+        places = groups_runs.chosen(groups_runs.city_pool(), parameters.changed_brokers, parameters.seed)
+        model = groups_runs.latency_model(fibre=parameters.fibre)
+        found = changes(places, parameters.changed_threshold_ms, model, parameters.seed)
+        run.figure("changes", found)
+        run.table(
+            f"{len(places):,} brokers at {parameters.changed_threshold_ms:g} ms: what a change costs",
+            ["what", "brokers", "stable s", "joins", "notices", "splits"],
+            [[each.what, each.brokers, each.stable_after_s, each.joins, each.notifications, each.splits] for each in found],
+        )
+        first, *later = found
+        if first.joins:
+            run.measured("change_joins_share", round(max(each.joins for each in later) / first.joins, 4))
 
     def _sweep(self, run: Run[GroupsParameters]) -> list[Row]:
         """All combinations, as a job on Spark."""

@@ -29,7 +29,7 @@ def test_workers_find_what_one_process_does(spark: SparkSession, tmp_path: Path)
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "nearcast", "experiment", "groups", "--json", "--out", str(out)]
-    for setting in ("brokers=30,60,90", "thresholds_ms=0,50,100", "timed_brokers=50"):
+    for setting in ("brokers=30,60,90", "thresholds_ms=0,50,100", "timed_brokers=50", "changed_brokers=50"):
         command += ["--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     outcome = json.loads(done.stdout)
@@ -40,6 +40,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert set(bars) == {
         "runs",
         "timed_run_s",
+        "change_joins_share",
         "operations_linear_r2",
         "messages_linear_r2",
         "notifications_per_member_join",

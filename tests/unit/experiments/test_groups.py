@@ -13,6 +13,7 @@ from nearcast.errors import ConfigError, InvalidValue
 from nearcast.experiments import groups_results, groups_runs, groups_workload
 from nearcast.experiments.experiment import effective_parameters
 from nearcast.experiments.groups import Groups, GroupsParameters
+from nearcast.experiments.groups_changes import changes
 from nearcast.experiments.groups_reference import REFERENCE
 from nearcast.experiments.groups_results import Row, straight_line
 from nearcast.experiments.groups_runs import Form, Place, chosen, city_pool, form, formation_scenario, latency_model
@@ -112,6 +113,15 @@ def test_a_run(pool: list[Place]) -> None:
     assert {**again, "cpu_s": 0} == {**figures[20.0], "cpu_s": 0}
 
 
+def test_what_a_change_costs(pool: list[Place]) -> None:
+    first, deaths, returns = changes(chosen(pool, 100, 2), 60.0, latency_model(fibre=False), 2)
+    assert (first.brokers, first.joins > 50) == (100, True)
+    assert deaths.brokers == returns.brokers == 2
+    assert 0 < deaths.joins < first.joins
+    assert 0 < returns.joins < first.joins
+    assert 0.0 < deaths.stable_after_s < 30.0, "of virtual time"
+
+
 def test_formation_that_does_not_end_in_time_is_a_failure(pool: list[Place]) -> None:
     with pytest.raises(Exception, match="group formation has not ended: broker-"):
         Form(pool)({"brokers": 60, "threshold_ms": 100.0, "duration_s": 1.5}, 1)
@@ -156,6 +166,7 @@ def test_the_published_study() -> None:
         ({"seeds": 0}, "`seeds` must be between 1 and 1,000"),
         ({"timed_brokers": 0}, "`timed_brokers` must be between 1 and 14,000"),
         ({"timed_threshold_ms": -1.0}, "`timed_threshold_ms` must be between"),
+        ({"changed_brokers": 0}, "`changed_brokers` must be between 1 and 14,000"),
     ],
 )
 def test_parameters_that_make_no_sense(wrong: dict[str, Any], message: str) -> None:
@@ -203,6 +214,7 @@ def study(parameters: GroupsParameters, row: Callable[..., Row], folder: Path) -
 
         def run(self, run: Run[GroupsParameters]) -> None:
             run.measured("timed_run_s", 12.0)
+            run.measured("change_joins_share", 0.1)
             rows = [
                 row(count, each, seed)
                 for count in parameters.counts
@@ -267,5 +279,5 @@ def test_nothing_but_failures(tmp_path: Path) -> None:
 
 def test_a_grid_of_one(tmp_path: Path) -> None:
     parameters = effective_parameters(Groups(), {"brokers": "50", "thresholds_ms": "0"}, quick=True)
-    assert [bar.name for bar in Groups().bars(parameters)] == ["runs", "timed_run_s"]
+    assert [bar.name for bar in Groups().bars(parameters)] == ["runs", "timed_run_s", "change_joins_share"]
     assert study(parameters, made, tmp_path / "out").ok
