@@ -131,7 +131,7 @@ class Iov(Experiment[IovParameters]):
     name = "iov"
     summary = "Cars and traffic monitoring with flooding, broadcast groups and cloud relay: latency and excess data."
     parameters = IovParameters
-    quick: ClassVar[Mapping[str, Any]] = {"duration_s": 6.0}
+    quick: ClassVar[Mapping[str, Any]] = {"duration_s": 4.0}
 
     def bars(self, parameters: IovParameters) -> Sequence[Bar]:
         found: list[Bar] = []

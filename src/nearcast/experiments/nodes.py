@@ -61,9 +61,15 @@ def with_nodes(scenario: Scenario, recorded: Recorded | None = None) -> Topology
         processes.append(_controller(scenario.controller))
     kept = scenario.settings.get("topics", ()) if scenario.protocol in MQTT_PROTOCOLS else ()
     durable = [rule["topic"] for rule in kept if rule.get("mode", "durable") == "durable"]
+    started: set[str] = set()
     for broker in brokers:
         if (broker.host, broker.port) not in taken:
-            processes.append(_broker(broker, scenario, durable, recorded))
+            made = _broker(broker, scenario, durable, recorded)
+            # Brokers of a fabric find each other in whatever order they come; one after the other, they only take longer.
+            together = broker.fabric and not made.manual and processes[-1].name in started
+            processes.append(msgspec.structs.replace(made, together=together))
+            if broker.fabric and not made.manual:
+                started.add(made.name)
     for number, gateway in enumerate(expand_gateways(scenario)):
         processes.append(_gateway(gateway, scenario, together=number > 0))
     hosts = tuple(_with_ports(host, scenario) for host in topology.hosts)

@@ -134,6 +134,7 @@ def test_what_no_option_says_is_in_a_file(tmp_path: Path, capsys: pytest.Capture
     assert "--lcm" not in first.command
     assert following(second, "--lcm") == "9"
     assert "--config" not in cloud.command
+    assert [process.together for process in (cloud, first, second)] == [False, False, True]
     # As the WAN does: what is doubled is single again.
     text = writer.command[-1].replace("{{", "{").replace("}}", "}")
     assert writing.main(str(tmp_path / "broker.toml"), text) == 0
