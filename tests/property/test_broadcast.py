@@ -127,6 +127,10 @@ class World:
         self.mesh.start_cloud()
         self.mesh.advance(HEALED_S)
         self._look()
+        for _ in range(10):  # as many messages as a client takes are on their way to it at a time
+            for subscriber in self.subscribers.values():
+                subscriber.read()
+            self.mesh.run()
         for name, subscriber in self.subscribers.items():
             self.received[name].update(subscriber.payloads)
 
