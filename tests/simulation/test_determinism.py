@@ -31,6 +31,8 @@ for seed in (1, 2, 19):
 probes = msgspec.structs.replace(load_scenario("probes"), duration_s=0.3, settle_s=0.5)
 outcome = simulate(probes, 1)
 found["probes"] = [outcome.digest, outcome.events, str(outcome.violation), outcome.figures]
+outcome = simulate(load_scenario("groups"), 1)
+found["groups"] = [outcome.digest, outcome.events, str(outcome.violation), outcome.figures]
 sys.path.insert(0, ".")
 from tests.simulation.bulk import bulk_digest
 found["streams"] = bulk_digest(3)
