@@ -38,6 +38,7 @@ class Oracle:
     def __init__(self, network: GroupNetwork, name: str) -> None:
         self._network = network
         self._name = name
+        self._measured_since: dict[str, float] = {}
 
     def nearest_leader(self, below_ms: float, now: float, avoid: Collection[str] = ()) -> str:
         network = self._network
@@ -49,7 +50,9 @@ class Oracle:
         return best
 
     def latency_ms(self, name: str) -> float:
-        return self._network.seen_ms(self._name, name)
+        network = self._network
+        since = self._measured_since.setdefault(name, network.now)
+        return network.seen_ms(self._name, name) if network.now >= since + network.measuring_s else math.inf
 
     def address(self, name: str) -> str:
         return f"{name}:1883"
@@ -71,6 +74,8 @@ class GroupNetwork:
         self.brokers: dict[str, Formation] = {}
         self.announced: list[str] = []
         self.board_delay_s = 0.05
+        self.measuring_s = 0.0
+        """How long it takes to know the latency of a broker that nobody asked about before. (Announced leaders are known.)"""
         self.sent: Counter[str] = Counter()
         self.separated: set[tuple[str, str]] = set()
         """Pairs that have no way to each other."""

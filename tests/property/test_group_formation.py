@@ -102,19 +102,34 @@ happenings = st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(EVENTS)), m
     lcms=st.lists(st.integers(0, 3), min_size=1, max_size=12),
     join_ms=st.sampled_from([0.0, 1.0, 3.0, 6.0, 1e6]),
     weather=weathers,
+    board_delay_s=st.sampled_from([0.01, 0.5, 5.0]),
+    measuring_s=st.sampled_from([0.0, 0.3, 3.0]),
     events=happenings,
 )
-@example(seed=1, positions=[(0, 0), (0, 0), (0, 0)], lcms=[1], join_ms=1.0, weather=Weather(jitter_s=3.0), events=[])
+@example(
+    seed=1,
+    positions=[(0, 0), (0, 0), (0, 0)],
+    lcms=[1],
+    join_ms=1.0,
+    weather=Weather(jitter_s=3.0),
+    board_delay_s=0.5,
+    measuring_s=0.0,
+    events=[],
+)
 def test_groups_form_whatever_happens(
     seed: int,
     positions: list[tuple[int, int]],
     lcms: list[int],
     join_ms: float,
     weather: Weather,
+    board_delay_s: float,
+    measuring_s: float,
     events: list[tuple[float, str]],
 ) -> None:
     world = World(seed, positions, lcms, join_ms, weather)
     network = world.network
+    network.board_delay_s = board_delay_s
+    network.measuring_s = measuring_s
     for after_s, what in events:
         network.run(after_s)
         world.happen(what)
