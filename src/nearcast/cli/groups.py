@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -54,6 +55,10 @@ def groups(
 
     Example: nearcast groups --broker http://127.0.0.1:9100
     """
+    if not broker and fabric_secret is None and token_file is None and not os.environ.get("NEARCAST_TOKEN"):
+        raise ConfigError(
+            "say whom to ask: --broker http://HOST:PORT (its --http-port), or --fabric-secret FILE for a controller"
+        )
     if broker:
         found = merged([_ask_broker(url) for url in broker])
     else:

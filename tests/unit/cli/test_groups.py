@@ -175,6 +175,15 @@ def test_a_broker_that_stops_still_tells(capsys: pytest.CaptureFixture[str]) -> 
     assert "berlin" in capsys.readouterr().out
 
 
+def test_nobody_is_asked_by_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NEARCAST_TOKEN", "NEARCAST_FABRIC_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["groups"])
+    assert ended.value.code == 1
+    assert "say whom to ask: --broker" in capsys.readouterr().err
+
+
 def test_where_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     for url, words in (
         ("http://127.0.0.1:1", "no broker answers at http://127.0.0.1:1"),
