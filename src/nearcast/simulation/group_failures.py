@@ -29,10 +29,10 @@ class Detector:
         board: Board,
         surroundings: Surroundings,
         running: Callable[[], dict[int, GroupNode]],
+        reaches_cloud: Callable[[int], bool],
         *,
         detect_s: float,
         expire_s: float,
-        cloud: int | None,
     ) -> None:
         self._world = world
         self._board = board
@@ -40,30 +40,32 @@ class Detector:
         self._running = running
         self._detect_s = detect_s
         self._expire_s = expire_s
-        self._cloud = cloud
+        self._reaches_cloud = reaches_cloud
         self._starts = {host.index: host.starts for host in world.hosts}
+        self._down_since: dict[int, float] = {}
         self._apart_since: dict[tuple[int, int], float] = {}
         self._unheard_since: dict[int, float] = {}
 
     def begin(self) -> None:
+        """Look for the first time, a moment from now."""
         self._world.at(self._world.now + LOOK_S, self._look)
 
     def _look(self) -> None:
         nodes = self._running()
-        self._forget_dead(nodes)
+        self._forget_dead()
         self._part(nodes)
         self._announce(nodes)
         self.begin()
 
-    def _forget_dead(self, nodes: dict[int, GroupNode]) -> None:
+    def _forget_dead(self) -> None:
         """Whose pings are not answered any more."""
         now = self._world.now
         silent = self._surroundings.silent
         for host in self._world.hosts:
             if host.running:
                 silent.discard(host.index)
-                self._apart_since.pop((host.index, host.index), None)
-            elif now - self._apart_since.setdefault((host.index, host.index), now) >= self._detect_s:
+                self._down_since.pop(host.index, None)
+            elif now - self._down_since.setdefault(host.index, now) >= self._detect_s:
                 silent.add(host.index)
 
     def _part(self, nodes: dict[int, GroupNode]) -> None:
@@ -86,8 +88,7 @@ class Detector:
                         node.lost(other)
                     else:
                         apart[number, other] = since
-        dead = {pair: since for pair, since in self._apart_since.items() if pair[0] == pair[1]}
-        self._apart_since = dead | apart
+        self._apart_since = apart
 
     def _is_apart(self, one: int, other: int, nodes: dict[int, GroupNode]) -> bool:
         if other not in nodes:
@@ -103,10 +104,7 @@ class Detector:
                 self._unheard_since.pop(who, None)
             elif board.is_listed(who) and now - self._unheard_since.setdefault(who, now) >= self._expire_s:
                 board.withdraw(who, now)
+                del self._unheard_since[who]
         for number, node in nodes.items():
             if node.leads and not board.is_listed(number) and self._reaches_cloud(number):
                 board.post(number, now)
-
-    def _reaches_cloud(self, number: int) -> bool:
-        cloud = self._cloud
-        return cloud is None or self._surroundings.latency_ms(number, cloud) < math.inf

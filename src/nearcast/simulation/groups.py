@@ -102,7 +102,7 @@ class GroupNode(Node):
         return self.formation.leads
 
     def start(self) -> None:
-        self._groups.board.post(self.host.index, self.host.world.now)
+        self._groups.changed(self)
         self._act()
 
     def received(self, source: int, message: object) -> None:
@@ -198,9 +198,9 @@ class Groups(Protocol):
                 self.board,
                 self.surroundings,
                 self._running,
+                self.reaches_cloud,
                 detect_s=settings.detect_s,
                 expire_s=expire_s,
-                cloud=self._cloud,
             )
             detector.begin()
         last_event_s = max((_end_s(event) for event in events), default=0.0)
@@ -233,18 +233,22 @@ class Groups(Protocol):
         return formation
 
     def changed(self, node: GroupNode) -> None:
-        """A broker has another leader, or its group other members."""
+        """A broker has started, has another leader, or its group other members."""
         now = node.host.world.now
         number = node.host.index
         leader = node.formation.leader
         if self._leaders.get(number) != leader:
             self._leaders[number] = leader
             self.changed_s = now
-            if node.formation.leads:
-                self.board.post(number, now)
-            else:
+            if not node.leads:
                 self.board.withdraw(number, now)
+            elif self.surroundings.steady or self.reaches_cloud(number):
+                self.board.post(number, now)
         self.viewed_s = now
+
+    def reaches_cloud(self, number: int) -> bool:
+        """Whether what it announces gets there."""
+        return self._cloud is None or self.surroundings.latency_ms(number, self._cloud) < math.inf
 
     def size_of(self, message: Message) -> int:
         """Bytes on the wire; leaders send one message to many, so the last one's is remembered. A Welcome holds the whole
