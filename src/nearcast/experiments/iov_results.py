@@ -1,8 +1,9 @@
 """What came of a run of ``iov``: latencies against what the links alone make them, excess data, and which groups there were.
 
 Owns the definitions. The *model* latency of a pair is the sum of the links' one-way latencies along the way that its strategy
-means: within a group from broker to broker, between groups over leaders and the cloud. A car's own messages come back to it
-and are counted as deliveries, but are no pair here, as in the paper.
+means: within a group from broker to broker, between groups over leaders and the cloud. At QoS 2 Mosquitto passes a message on
+when its sender releases it, a round trip later. A car's own messages come back to it and are counted as deliveries, but are no
+pair here, as in the paper.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
         return " → ".join(self.brokers)
 
 
-def ways(scenario: Scenario, strategy: Strategy) -> dict[Pair, Way]:
-    """Of all pairs but those of a car with itself."""
+def ways(scenario: Scenario, strategy: Strategy, *, releases: bool = False) -> dict[Pair, Way]:
+    """Of all pairs but those of a car with itself; ``releases``: the cloud passes on what was released (QoS 2)."""
     network, names = build_network(topology_of(scenario), random.Random(0))
     number = {name: index for index, name in enumerate(names)}
     clients = expand_clients(scenario)
@@ -65,6 +66,9 @@ def ways(scenario: Scenario, strategy: Strategy) -> dict[Pair, Way]:
                 brokers = _brokers(source.broker, target.broker, strategy)
                 hosts = [source.host, *brokers, target.host]
                 legs = [network.one_way_ms(number[one], number[other]) for one, other in itertools.pairwise(hosts)]
+                if releases and CLOUD in brokers:
+                    before = number[brokers[brokers.index(CLOUD) - 1]]
+                    legs += [network.one_way_ms(number[CLOUD], before), network.one_way_ms(before, number[CLOUD])]
                 found[Pair(source.name, target.name)] = Way(brokers=brokers, model_ms=sum(legs))
     return found
 
@@ -103,7 +107,8 @@ def evaluate(run: Run[IovParameters], scenarios: Mapping[str, Scenario], seen: M
         if delivery.unexpected:
             run.note(f"{name}: {delivery.unexpected} deliveries to somebody who should not have got them")
         latencies[name] = measured.latencies_ms
-        rows += _latencies(run, name, ways(scenario, STRATEGIES[name]), measured)
+        releases = run.parameters.qos == 2 and not run.parameters.simulated
+        rows += _latencies(run, name, ways(scenario, STRATEGIES[name], releases=releases), measured)
         tallies[name] = processed(run.events(name), FLOWS)
         _excess(run, name, tallies[name])
         groups = seen[name]

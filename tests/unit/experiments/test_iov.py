@@ -59,6 +59,14 @@ def test_the_links_make_the_latencies_of_the_paper(strategy: str) -> None:
     }
 
 
+def test_mosquitto_passes_on_what_was_released() -> None:
+    scenario = scenario_of(IovParameters(qos=2), "relay")
+    found = {str(pair): way.model_ms for pair, way in ways(scenario, STRATEGIES["relay"], releases=True).items()}
+    assert found["car-2 → car-3-hears"] == 4.0
+    assert found["car-1 → car-2-hears"] == 55.0 + 2 * 25.0
+    assert found["camera → authority"] == 44.0 + 2 * 40.0
+
+
 def test_clients_of_the_cloud_are_expected_to_hear_of_the_edge() -> None:
     assert Pair("camera", "authority") in expected_pairs(scenario_of(SIMULATED, "relay"))
 
