@@ -111,6 +111,8 @@ def test_a_run(pool: list[Place]) -> None:
     assert figures[0.0]["delivery_mean_ms"] > figures[20.0]["delivery_mean_ms"] > figures[1e6]["delivery_mean_ms"]
     again = function({"brokers": 150, "threshold_ms": 20.0}, 3)
     assert {**again, "cpu_s": 0} == {**figures[20.0], "cpu_s": 0}
+    fibre = function({"brokers": 150, "threshold_ms": 20.0, "fibre": True}, 3)
+    assert fibre["groups"] < figures[20.0]["groups"], "the same threshold reaches 2.4 times as far"
 
 
 def test_what_a_change_costs(pool: list[Place]) -> None:
