@@ -14,6 +14,7 @@ from itertools import combinations
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from nearcast.groups.stability import unstable
 from nearcast.mqtt.packets import Packet, PubAck, PubRec
 from tests.broadcast_harness import FAR_S, GroupMesh
 from tests.fabric_clients import Client
@@ -141,6 +142,13 @@ class World:
                 assert [payload for payload, count in received.items() if count > 1] == [], f"{name} has some twice"
         for node in self.mesh.group_nodes():
             assert node.waiting == 0, f"{node.name} still has some for the cloud"
+            assert not node.fabric.broadcast.leaving(), f"{node.name} is covered by more than one"
+            assert node.fabric.broadcast.covered_version() == node.fabric.interest.version
+        formations = [node.fabric.broadcast.formation for node in self.mesh.group_nodes()]
+        assert unstable(formations, self._latency_ms) == []
+
+    def _latency_ms(self, one: str, other: str) -> float:
+        return self.mesh.distances.get(frozenset((one, other)), 0.0) * 1e3
 
 
 def _run(count: int, seed: int, actions: list[Action]) -> None:

@@ -120,6 +120,7 @@ class Broadcast(Part):
             self.cloud = Cloud(self.intake, settings, fabric.name, limits, fabric.engine.effects, secret, fabric.rng, now)
         self.relay: Relay | None = None
         self.started = False
+        self._cloud_wanted = False
         # The brokers that are flooded, as of the present view; none: to be made.
         self._targets: list[Target] | None = None
         # Our interest as far as the cloud has it; -1: not known yet. The last version of it with a filter that concerns the
@@ -183,14 +184,15 @@ class Broadcast(Part):
         targets = self._targets
         if targets is None:
             targets = self._targets = self._make_targets()
-        if not filtered and not self.leads:
+        absent = self.coverage.absent()
+        if not filtered and not absent:
             return targets
         found = targets
         names = {target.session.client_id for target in matched}
         if filtered:
             found = [target for target in targets if target.informed or target.session.client_id in names]
-        kept = [self.fabric.peers[name] for name in self.coverage.absent() if PEER_PREFIX + name in names]
-        return found + [_target(peer, errands.flooded(self.formation.view.version)) for peer in kept]
+        via = errands.flooded(self.formation.view.version)
+        return found + [_target(self.fabric.peers[name], via) for name in absent if PEER_PREFIX + name in names]
 
     def _make_targets(self) -> list[Target]:
         view = self.formation.view
@@ -413,7 +415,10 @@ class Broadcast(Part):
 
     def _wants_cloud(self, now: float) -> None:
         if self.cloud is not None and self.started:
-            self.cloud.want(self.leads or self.coverage.needs_cloud(), now)
+            wanted = self.leads or self.coverage.needs_cloud()
+            if wanted != self._cloud_wanted:
+                self._cloud_wanted = wanted
+                self.cloud.want(wanted, now)
 
     # --- who comes and goes ---------------------------------------------------------------------------------------------
 
@@ -487,9 +492,7 @@ class Broadcast(Part):
             self._leave(former, 0)
         self._covered_version = -1
         self._leader_has_cloud = True
-        own = self.coverage.covered.get(self.fabric.name)
-        if own is not None:
-            own.told = -1
+        self.coverage.tell_again(self.fabric.name)
         if self.relay is not None:
             self.relay.leader_changed(now)
 

@@ -66,6 +66,8 @@ class Covered:
         #: The marker that must be back before it is let go.
         self.departure = 0
         self.told = -1
+        #: While it is absent it gets the messages that are published here from this number on.
+        self.absent_from = 0
         self.filters: dict[str, None] = {}
         # What is to be told once the cloud has it, oldest first; and the last of that.
         self.steps: list[Step] = []
@@ -108,7 +110,7 @@ class Coverage:
         """Brokers that the journal knows. They may think that we cover them; those that do not say so when they hear of us."""
         for name in names:
             if name not in self.covered:
-                self._add(name).state = ABSENT
+                self._misses(self._add(name))
 
     def view_changed(self, now: float) -> None:
         """The group is another one, or somebody else leads it."""
@@ -121,7 +123,7 @@ class Coverage:
                     self._cover(name, now)
             for name, covered in self.covered.items():
                 if name not in members and covered.state == PRESENT:
-                    covered.state = ABSENT  # it was lost, or it left and says so itself
+                    self._misses(covered)  # it was lost, or it left and says so itself
         self._recount()
 
     def rules_changed(self) -> None:
@@ -169,8 +171,12 @@ class Coverage:
         """There is no way to a broker any more, and if it was a member, it is none now."""
         covered = self.covered.get(name)
         if covered is not None and covered.state == PRESENT and not self._is_member(name):
-            covered.state = ABSENT
+            self._misses(covered)
             self._recount()
+
+    def _misses(self, covered: Covered) -> None:
+        covered.state = ABSENT
+        covered.absent_from = self._router.next_sequence
 
     def _is_member(self, name: str) -> bool:
         return self._broadcast.leads and name in self._broadcast.formation.view.members
@@ -193,8 +199,9 @@ class Coverage:
             self._recount()
 
     def absent(self) -> list[str]:
-        """Brokers that only their queues here reach."""
-        return [covered.name for covered in self.covered.values() if covered.state == ABSENT]
+        """Brokers that only their queues here reach, unless they are of the group that this one is in now."""
+        members = self._broadcast.formation.view.members
+        return [covered.name for covered in self.covered.values() if covered.state == ABSENT and covered.name not in members]
 
     def needs_cloud(self) -> bool:
         """Whether anybody is covered here, or the cloud has more subscriptions of ours than it should."""
@@ -347,6 +354,7 @@ class Coverage:
         members = broadcast.formation.view.members if broadcast.leads else {}
         targets: list[Target] = []
         matched: set[str] | None = None
+        own = origin == self._fabric.name
         filtered = self._fabric.classes.reach(publication.topic) == GROUP_FILTERED
         for covered in self.covered.values():
             name = covered.name
@@ -354,6 +362,8 @@ class Coverage:
                 continue
             member = members.get(name)
             if member is not None and flooded_here and member.joined_version <= view:
+                continue
+            if covered.state == ABSENT and own and publication.sequence >= covered.absent_from:
                 continue
             if filtered or member is None:
                 if matched is None:

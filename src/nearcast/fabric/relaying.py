@@ -307,6 +307,12 @@ class Relay:
         if not source.backlog and cloud is not None and cloud.connected and cloud.has_room():
             self._give(source, publication, errand, now)
             return
+        # The group does not wait for the cloud. Whoever comes until there is room for it gets it then.
+        peer = source.peer
+        if peer is not None:
+            self._broadcast.coverage.carry_missing(publication, peer.name, peer.epoch, errand.view, now)
+            if self._broadcast.leads:
+                errand.view = self._broadcast.formation.view.version
         source.backlog.append(Waiting(publication, errand))
         source.backlog_bytes += len(publication.packets)
         self._backlogs_bytes += len(publication.packets)
