@@ -2,13 +2,13 @@
 
 A leader subscribes at the cloud for all clients of its group. What it asks for is, for each of their filters, what that has in
 common with each rule that makes topics ``broadcast`` (:func:`intersection`: two MQTT filters have one filter in common, or
-none). Many of those collapse: :func:`collapsed` leaves out what another filter covers.
+none). Many of those collapse (:mod:`nearcast.fabric.cloud_collapse`).
 
 Filters that overlap without covering each other (``a/+`` and ``+/b``) are a trap: a server may send a message that matches
-both once or twice [MQTT-3.3.5-1]. :func:`overlapping` finds them; where copies cannot be told apart, :func:`disjoint` asks for
-more instead (``+/+``), so that no two filters overlap.
+both once or twice [MQTT-3.3.5-1]. Where copies cannot be told apart, :func:`disjoint` asks for more instead (``+/+``), so that
+no two filters overlap.
 
-Pure functions on text; nothing here knows of a connection.
+Nothing here knows of a connection.
 """
 
 from __future__ import annotations
@@ -118,6 +118,18 @@ class FilterTree:
         """A filter, other than this one, that has topics in common with it; empty when there is none."""
         return _find(self._root, topic_filter.split("/"), 0, topic_filter, True)
 
+    def all_overlapping(self, topic_filter: str) -> list[str]:
+        """All such filters."""
+        found: list[str] = []
+        _collect(self._root, topic_filter.split("/"), 0, True, found)
+        return [one for one in found if one != topic_filter]
+
+    def covered_by(self, topic_filter: str) -> list[str]:
+        """All filters, other than this one, that match nothing that it does not match."""
+        found: list[str] = []
+        _collect(self._root, topic_filter.split("/"), 0, False, found)
+        return [one for one in found if one != topic_filter]
+
 
 class _Level:
     def __init__(self) -> None:
@@ -156,6 +168,37 @@ def _find(level: _Level, names: list[str], position: int, other_than: str, overl
     return ""
 
 
+def _collect(level: _Level, names: list[str], position: int, overlap: bool, found: list[str]) -> None:
+    """The filters from here on down that a filter overlaps, or covers."""
+    top = position == 0
+    rest = level.below.get("#")
+    if overlap and rest is not None and rest.topic_filter and not (top and names[0][:1] == "$"):
+        found.append(rest.topic_filter)
+    if position == len(names):
+        if level.topic_filter:
+            found.append(level.topic_filter)
+        return
+    name = names[position]
+    for child, below in level.below.items():
+        reserved = top and child[:1] == "$"
+        if name == "#":
+            if not reserved and not (overlap and child == "#"):
+                _collect_all(below, found)
+        elif child == "#":
+            continue
+        elif name == child or (name == "+" and not reserved) or (overlap and child == "+" and not (top and name[:1] == "$")):
+            _collect(below, names, position + 1, overlap, found)
+    if name == "#" and level.topic_filter:
+        found.append(level.topic_filter)
+
+
+def _collect_all(level: _Level, found: list[str]) -> None:
+    if level.topic_filter:
+        found.append(level.topic_filter)
+    for below in level.below.values():
+        _collect_all(below, found)
+
+
 def _any(level: _Level, other_than: str, top: bool) -> str:
     """Any filter from here on down, this level included."""
     if level.topic_filter and level.topic_filter != other_than:
@@ -166,43 +209,6 @@ def _any(level: _Level, other_than: str, top: bool) -> str:
             if found:
                 return found
     return ""
-
-
-def collapsed(filters: dict[str, int]) -> dict[str, int]:
-    """Filters with their QoS, without those that another one covers; that one gets the highest QoS of all it stands for.
-
-    Shared subscriptions stay as they are: each is a group of its own.
-    """
-    plain: dict[str, int] = {}
-    found: dict[str, int] = {}
-    tree = FilterTree()
-    for topic_filter, qos in filters.items():
-        if topic_filter.startswith(SHARE_PREFIX):
-            found[topic_filter] = qos
-            continue
-        if topic_filter == "+/#":  # the same topics, and each would cover the other
-            topic_filter = "#"
-        plain[topic_filter] = max(qos, plain.get(topic_filter, 0))
-        if topic_filter[-1] in "+#" or "+" in topic_filter:
-            tree.add(topic_filter)
-    for topic_filter, qos in plain.items():
-        cover = topic_filter
-        while True:
-            wider = tree.covering(cover, cover)
-            if not wider:
-                break
-            cover = wider
-        found[cover] = max(qos, found.get(cover, 0))
-    return found
-
-
-def overlapping(filters: dict[str, int]) -> set[str]:
-    """Those of collapsed filters that have topics in common with another one. Only filters with wildcards can."""
-    tree = FilterTree()
-    wild = [one for one in filters if not one.startswith(SHARE_PREFIX) and ("+" in one or "#" in one)]
-    for topic_filter in wild:
-        tree.add(topic_filter)
-    return {topic_filter for topic_filter in wild if tree.overlapping(topic_filter)}
 
 
 def disjoint(filters: dict[str, int]) -> dict[str, int]:
@@ -225,28 +231,39 @@ def disjoint(filters: dict[str, int]) -> dict[str, int]:
     return found
 
 
-MAX_FORMER: Final = 10_000
-"""Names of shared subscriptions at the cloud that are remembered for what may still come by them."""
+MAX_SHARED: Final = 100_000
+"""Shared subscriptions whose names at the cloud are remembered, also for what may still come by those that are gone."""
 
 
 class CloudFilters:
-    """Who needs which filters at the cloud, counted: each of ``filters`` of clients, times the rules that they meet.
+    """Who needs which filters at the cloud, counted: each filter of clients, times the rules that it meets.
 
-    A filter is wanted at the highest QoS of those that want it. ``version`` rises when what is :meth:`wanted` may change.
+    A filter is wanted at the highest QoS of those that want it. ``version`` rises when what is :meth:`wanted` may change. A
+    change costs the same however many filters there are.
     """
 
     def __init__(self, rules: list[str]) -> None:
         self.version = 0
         self._rules = rules
         self._counts: dict[str, list[int]] = {}
-        self._wanted: dict[str, int] | None = None
+        self._common: dict[str, list[str]] = {}
+        self._wanted_counts: dict[str, list[int]] = {}
+        self._wanted: dict[str, int] = {}
         self._shared: dict[str, str] = {}
 
     def set_rules(self, rules: list[str]) -> None:
         """Other topics are ``broadcast`` from now on."""
-        if rules != self._rules:
-            self._rules = rules
-            self._changed()
+        if rules == self._rules:
+            return
+        self._rules = rules
+        self.version += 1
+        self._common.clear()
+        self._wanted_counts.clear()
+        self._wanted.clear()
+        for topic_filter, counts in self._counts.items():
+            for qos in range(3):
+                if counts[qos]:
+                    self._want(topic_filter, qos, 1)
 
     def add(self, topic_filter: str, qos: int) -> None:
         """Somebody wants this filter."""
@@ -256,38 +273,53 @@ class CloudFilters:
             self._counts[topic_filter] = counts
         counts[qos] += 1
         if counts[qos] == 1:
-            self._changed()
+            self.version += 1
+            self._want(topic_filter, qos, 1)
 
     def remove(self, topic_filter: str, qos: int) -> None:
         """Somebody does not want it any more. :meth:`add` was called with the same before."""
         counts = self._counts[topic_filter]
         counts[qos] -= 1
         if counts[qos] == 0:
+            self.version += 1
+            self._want(topic_filter, qos, -1)
             if counts == [0, 0, 0]:
                 del self._counts[topic_filter]
-                if len(self._shared) > MAX_FORMER:
-                    self._shared.clear()  # what is wanted enters itself again
-            self._changed()
+                del self._common[topic_filter]
 
-    def _changed(self) -> None:
-        self.version += 1
-        self._wanted = None
+    def _want(self, topic_filter: str, qos: int, change: int) -> None:
+        for common in self._common_of(topic_filter):
+            counts = self._wanted_counts.get(common)
+            if counts is None:
+                counts = [0, 0, 0]
+                self._wanted_counts[common] = counts
+            counts[qos] += change
+            if counts == [0, 0, 0]:
+                del self._wanted_counts[common]
+                del self._wanted[common]
+            else:
+                self._wanted[common] = 2 if counts[2] else 1 if counts[1] else 0
+
+    def _common_of(self, topic_filter: str) -> list[str]:
+        """What a filter has in common with the rules."""
+        found = self._common.get(topic_filter)
+        if found is None:
+            different: dict[str, None] = {}
+            for rule in self._rules:
+                common = shared_intersection(topic_filter, rule)
+                if common:
+                    different[common] = None
+                    if common != topic_filter and common.startswith(SHARE_PREFIX):
+                        if len(self._shared) >= MAX_SHARED:
+                            del self._shared[next(iter(self._shared))]
+                        self._shared[common] = topic_filter
+            found = list(different)
+            self._common[topic_filter] = found
+        return found
 
     def wanted(self) -> dict[str, int]:
-        """What to subscribe to at the cloud, with its QoS; not collapsed."""
-        wanted = self._wanted
-        if wanted is None:
-            wanted = {}
-            for topic_filter, counts in self._counts.items():
-                qos = 2 if counts[2] else 1 if counts[1] else 0
-                for rule in self._rules:
-                    common = shared_intersection(topic_filter, rule)
-                    if common:
-                        wanted[common] = max(qos, wanted.get(common, 0))
-                        if common != topic_filter and common.startswith(SHARE_PREFIX):
-                            self._shared[common] = topic_filter
-            self._wanted = wanted
-        return wanted
+        """What to subscribe to at the cloud, with its QoS; not collapsed. It changes with the next change here."""
+        return self._wanted
 
     def shared_as(self, topic_filter: str) -> str:
         """The shared subscription of clients that is this one at the cloud."""

@@ -18,10 +18,10 @@ What an earlier process of this broker subscribed to and this one does not want 
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from typing import Final
 
-from nearcast.fabric.cloud_filters import FilterTree, collapsed, disjoint, overlapping
+from nearcast.fabric.cloud_collapse import Collapsed
+from nearcast.fabric.cloud_filters import FilterTree, disjoint
 from nearcast.fabric.cloud_markers import Markers
 from nearcast.fabric.cloud_memory import MAX_RECALLED, FilterMemory, bucket_of
 from nearcast.mqtt.client_events import ServerLimits, SubscribeCompleted, UnsubscribeCompleted
@@ -85,13 +85,15 @@ class CloudSubscriptions:
         self._limits = machine.limits
         self._control: dict[str, tuple[int, bool]] = {}
         self._filters: dict[str, int] = {}
+        self._collapsed = Collapsed()
         self._wanted: dict[str, Terms] = {}
         self._asked: dict[str, Terms] = {}
         self._asked_tree = FilterTree()
         self._shares: dict[int, str] = {}
         self._outdated = True
-        self._adding: deque[str] = deque()
-        self._dropping: deque[str] = deque()
+        # In the order in which they are asked for, as keys.
+        self._adding: dict[str, None] = {}
+        self._dropping: dict[str, None] = {}
         self._subscribing: dict[int, list[str]] = {}
         self._unsubscribing: dict[int, list[str]] = {}
         # What an earlier process subscribed to, by all we know, and this one did not.
@@ -109,20 +111,27 @@ class CloudSubscriptions:
 
     def set_filters(self, filters: dict[str, int], version: int) -> None:
         """The filters that are wanted from now on, with their QoS."""
-        if filters != self._filters:
-            self._filters = dict(filters)
-            self._outdated = True
+        known = self._filters
+        collapsed = self._collapsed
+        for topic_filter, qos in filters.items():
+            if known.get(topic_filter) != qos:
+                known[topic_filter] = qos
+                collapsed.put(topic_filter, qos)
+        if len(known) != len(filters):
+            for topic_filter in [one for one in known if one not in filters]:
+                del known[topic_filter]
+                collapsed.drop(topic_filter)
         self._versions.append(_Version(version))
 
     @property
     def waiting(self) -> bool:
         """Whether something is to be asked for, or to be answered."""
-        return bool(self._outdated or self._adding or self._dropping or self._subscribing or self._unsubscribing)
+        return self.is_subscribing or bool(self._dropping or self._unsubscribing)
 
     @property
     def is_subscribing(self) -> bool:
         """Whether a SUBSCRIBE is to be sent, or to be answered."""
-        return bool(self._outdated or self._adding or self._subscribing)
+        return bool(self._outdated or self._collapsed.changed or self._adding or self._subscribing)
 
     def has(self, topic_filter: str) -> bool:
         """Whether the cloud is known to have this one."""
@@ -143,26 +152,54 @@ class CloudSubscriptions:
 
     def _plan(self) -> None:
         """Find out what to ask for."""
-        self._outdated = False
+        collapsed = self._collapsed
         distinct = self._has_options and self._limits.subscription_identifier_available
-        filters = collapsed(self._filters)
-        if not distinct:
-            filters = disjoint(filters)
-        numbered = overlapping(filters) if distinct else set()
-        wanted: dict[str, Terms] = {}
-        for topic, (qos, no_local) in self._control.items():
-            wanted[topic] = Terms(qos, no_local, 0)
+        if distinct and not self._outdated:
+            for topic_filter in collapsed.changed:
+                self._plan_one(topic_filter, collapsed.qos(topic_filter), distinct)
+            collapsed.changed.clear()
+            return
+        self._outdated = False
+        collapsed.changed.clear()
+        filters = collapsed.tops() if distinct else disjoint(collapsed.tops())
+        former = {**self._wanted, **self._asked}
+        self._wanted = {}
         for topic_filter, qos in filters.items():
-            if topic_filter not in wanted and self._is_available(topic_filter, distinct):
-                shared = topic_filter.startswith(SHARE_PREFIX)
-                identifier = identifier_of(topic_filter) if shared or topic_filter in numbered else 0
-                wanted[topic_filter] = Terms(qos, not shared, identifier)
-        self._wanted = wanted
-        missing = [one for one, terms in wanted.items() if self._asked.get(one) != terms]
-        if len(missing) > MAX_FILTERS:
-            missing.sort(key=bucket_of)  # so that each piece of the list is written few times
-        self._adding = deque(missing)
-        self._dropping = deque([one for one in self._asked if one not in wanted])
+            self._plan_one(topic_filter, qos, distinct)
+        for topic, (qos, no_local) in self._control.items():
+            self._set_terms(topic, Terms(qos, no_local, 0))
+        for topic_filter in former:
+            if topic_filter not in self._wanted:
+                self._set_terms(topic_filter, None)
+        if len(self._adding) > MAX_FILTERS:
+            # So that each piece of the list is written few times.
+            self._adding = dict.fromkeys(sorted(self._adding, key=bucket_of))
+
+    def _plan_one(self, topic_filter: str, qos: int, distinct: bool) -> None:
+        """``qos`` -1: it is not wanted any more."""
+        if topic_filter in self._control:
+            return
+        if qos < 0 or not self._is_available(topic_filter, distinct):
+            self._set_terms(topic_filter, None)
+            return
+        shared = topic_filter.startswith(SHARE_PREFIX)
+        numbered = shared or topic_filter in self._collapsed.overlapping
+        identifier = identifier_of(topic_filter) if numbered and distinct else 0
+        self._set_terms(topic_filter, Terms(qos, not shared, identifier))
+
+    def _set_terms(self, topic_filter: str, terms: Terms | None) -> None:
+        """A filter is wanted like this, or not at all."""
+        self._adding.pop(topic_filter, None)
+        self._dropping.pop(topic_filter, None)
+        asked = self._asked.get(topic_filter)
+        if terms is None:
+            self._wanted.pop(topic_filter, None)
+            if asked is not None:
+                self._dropping[topic_filter] = None
+            return
+        self._wanted[topic_filter] = terms
+        if asked != terms:
+            self._adding[topic_filter] = None
 
     def _is_available(self, topic_filter: str, distinct: bool) -> bool:
         code = 0
@@ -202,7 +239,7 @@ class CloudSubscriptions:
 
     def pump(self, now: float) -> list[int]:
         """While connected: ask for what is missing; returns the versions that are reached."""
-        if self._outdated:
+        if self._outdated or self._collapsed.changed:
             self._plan()
         while (self._adding or self._dropping) and len(self._subscribing) + len(self._unsubscribing) < MAX_REQUESTS:
             if self._adding:
@@ -224,23 +261,23 @@ class CloudSubscriptions:
 
     def _subscribe(self, now: float) -> None:
         """One SUBSCRIBE: as many filters as it takes, all with the same identifier or none."""
+        names = self._first_of(self._adding)
+        identifier = self._wanted[names[0]].identifier
+        if identifier:
+            names = names[:1]
+        else:
+            for place, topic_filter in enumerate(names):
+                if self._wanted[topic_filter].identifier:
+                    del names[place:]
+                    break
         requests: list[SubscriptionRequest] = []
-        names: list[str] = []
-        size = 0
-        identifier = self._wanted[self._adding[0]].identifier
-        while self._adding and len(names) < MAX_FILTERS and size < MAX_FILTER_BYTES:
-            topic_filter = self._adding[0]
+        for topic_filter in names:
             terms = self._wanted[topic_filter]
-            if terms.identifier != identifier:
-                break
-            self._adding.popleft()
             if self._has_options:
-                request = SubscriptionRequest(topic_filter, terms.qos, terms.no_local, True, 1)
+                requests.append(SubscriptionRequest(topic_filter, terms.qos, terms.no_local, True, 1))
             else:
-                request = SubscriptionRequest(topic_filter, terms.qos)
-            requests.append(request)
-            names.append(topic_filter)
-            size += len(topic_filter)
+                requests.append(SubscriptionRequest(topic_filter, terms.qos))
+            del self._adding[topic_filter]
             self._asked[topic_filter] = terms
             if topic_filter.startswith(SHARE_PREFIX):
                 # It stays when the subscription goes: what came by it may be on its way.
@@ -258,15 +295,23 @@ class CloudSubscriptions:
             self._markers.subscribing()
 
     def _unsubscribe(self, now: float) -> None:
-        names: list[str] = []
-        size = 0
-        while self._dropping and len(names) < MAX_FILTERS and size < MAX_FILTER_BYTES:
-            topic_filter = self._dropping.popleft()
-            names.append(topic_filter)
-            size += len(topic_filter)
+        names = self._first_of(self._dropping)
+        for topic_filter in names:
+            del self._dropping[topic_filter]
             self._forget(topic_filter)
             self.refused.pop(topic_filter, None)
         self._unsubscribing[self._machine.unsubscribe(names, None, now)] = names
+
+    def _first_of(self, filters: dict[str, None]) -> list[str]:
+        """As many as one request takes. Looked for in one go: a dict is slow to find its first key once many are gone."""
+        names: list[str] = []
+        size = 0
+        for topic_filter in filters:
+            names.append(topic_filter)
+            size += len(topic_filter)
+            if len(names) >= MAX_FILTERS or size >= MAX_FILTER_BYTES:
+                break
+        return names
 
     def _write(self, pieces: list[tuple[str, bytes]], now: float) -> None:
         if self._limits.retain_available:

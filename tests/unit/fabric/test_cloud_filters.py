@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nearcast.fabric.cloud_filters import CloudFilters, collapsed, disjoint, intersection, overlapping, shared_intersection
+from nearcast.fabric.cloud_collapse import Collapsed
+from nearcast.fabric.cloud_filters import CloudFilters, disjoint, intersection, shared_intersection
 
 
 @pytest.mark.parametrize(
@@ -29,17 +30,43 @@ def test_what_two_filters_have_in_common(one: str, other: str, common: str) -> N
     assert intersection(other, one) == common
 
 
+def collapsed(filters: dict[str, int]) -> Collapsed:
+    made = Collapsed()
+    for topic_filter, qos in filters.items():
+        made.put(topic_filter, qos)
+    return made
+
+
 def test_what_another_filter_covers_is_left_out() -> None:
-    assert collapsed({"a/b": 2, "a/#": 0, "a/+": 1, "b": 1}) == {"a/#": 2, "b": 1}
-    assert collapsed({"+/#": 1, "#": 0}) == {"#": 1}
-    assert collapsed({"$share/g/a/b": 1, "a/#": 1}) == {"$share/g/a/b": 1, "a/#": 1}
-    assert collapsed({"#": 1, "$SYS/load": 1}) == {"#": 1, "$SYS/load": 1}
+    assert collapsed({"a/b": 2, "a/#": 0, "a/+": 1, "b": 1}).tops() == {"a/#": 2, "b": 1}
+    assert collapsed({"$share/g/a/b": 1, "a/#": 1}).tops() == {"$share/g/a/b": 1, "a/#": 1}
+    assert collapsed({"#": 1, "$SYS/load": 1}).tops() == {"#": 1, "$SYS/load": 1}
+    both = collapsed({"+/#": 1, "#": 0})  # the same topics
+    assert both.tops() == {"#": 1}
+    both.drop("+/#")
+    assert both.tops() == {"#": 0}
+
+
+def test_what_a_filter_covered_is_back_when_it_goes() -> None:
+    made = collapsed({"a/b": 2, "a/#": 0, "a/+": 1, "a/+/c": 1})
+    made.changed.clear()
+    made.drop("a/#")
+    assert made.tops() == {"a/+": 2, "a/+/c": 1}
+    assert set(made.changed) == {"a/#", "a/+", "a/+/c"}
+    made.changed.clear()
+    made.put("a/b", 0)
+    assert made.tops() == {"a/+": 1, "a/+/c": 1}
+    assert set(made.changed) == {"a/+"}
 
 
 def test_what_overlaps_and_what_it_is_widened_to() -> None:
-    filters = {"a/+": 1, "+/b": 2, "c/d": 0, "$share/g/#": 1}
-    assert overlapping(filters) == {"a/+", "+/b"}
-    assert disjoint(filters) == {"+/+": 2, "$share/g/#": 1}
+    made = collapsed({"a/+": 1, "+/b": 2, "c/d": 0, "$share/g/#": 1})
+    assert made.overlapping == {"a/+", "+/b"}
+    assert disjoint(made.tops()) == {"+/+": 2, "$share/g/#": 1}
+    made.changed.clear()
+    made.drop("+/b")
+    assert made.overlapping == set()
+    assert set(made.changed) == {"+/b", "a/+"}
 
 
 def test_a_shared_subscription_that_a_rule_narrows_stays_a_group_of_its_own() -> None:
