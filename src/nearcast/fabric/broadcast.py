@@ -41,7 +41,7 @@ from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation, LeaderChanged
 from nearcast.groups.latencies import Latencies, LatencySettings, Pinger
 from nearcast.groups.leaders import LeaderBoard
-from nearcast.groups.messages import Leave, Message, Report
+from nearcast.groups.messages import Found, Leave, Message, Report, Seek
 from nearcast.groups.settings import FormationSettings
 from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 from nearcast.mqtt.publication import Publication
@@ -102,7 +102,6 @@ class Broadcast(Part):
             fabric.rng,
             now,
         )
-        self.latencies.measures_all = settings.flow_aware
         lcm = 0.0 if settings.lcm is None else settings.lcm
         self.formation = Formation(fabric.name, "", FormationSettings(), self.latencies, self.thresholds, lcm, fabric.rng, now)
         flows = Flows(now) if settings.flow_aware else None
@@ -317,8 +316,8 @@ class Broadcast(Part):
     def _told(self, peer: Peer, message: Message, now: float) -> None:
         if not self.grouped:
             return
-        if isinstance(message, Report):
-            self.adaptation.reported(peer.name, message, now)
+        if isinstance(message, (Report, Seek, Found)):
+            self.adaptation.handle(peer.name, message, now)
             return
         self.formation.handle(peer.name, message, now)
         if not isinstance(message, Leave):

@@ -16,13 +16,16 @@ from typing import Final, Protocol
 
 from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation
-from nearcast.groups.messages import Message, Report
+from nearcast.groups.messages import Found, Message, Report, Seek
 from nearcast.groups.thresholds import Thresholds
 
 FOREVER: Final = math.inf
 
 REPORT_S: Final = 5.0
 """How often counts are added up and members report."""
+
+FOUND_FOR_S: Final = 12.0
+"""How long what our leader said of another one is believed: until after the next look, which finds it measured."""
 
 MAX_COUNT: Final = 1 << 48
 """More messages than this in a report are somebody's mistake."""
@@ -32,12 +35,13 @@ class Surroundings(Protocol):
     """What is known of other leaders (:class:`~nearcast.groups.latencies.Latencies`)."""
 
     def latency_ms(self, name: str) -> float: ...
-    def threshold_ms(self, name: str) -> float: ...
+    def announced_place(self, name: str) -> tuple[str, str, float] | None: ...
+    def learn(self, name: str, address: str, probe_address: str, now: float) -> None: ...
 
 
 class Adaptation:
     """See the module. ``flows``: none without flow-aware membership. What it wants to be sent comes from :meth:`take_outgoing`
-    and is sent like the formation's; a :class:`~nearcast.groups.messages.Report` that arrives goes to :meth:`reported`."""
+    and is sent like the formation's; Reports, Seeks and Founds that arrive go to :meth:`handle`."""
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Adaptation:
         now: float,
     ) -> None:
         self.surroundings: Surroundings | None = None
-        """Who knows whether another leader would have us: farther than its own threshold, we would leave again at once."""
+        """Who knows other leaders, and measures them. Without it every leader is taken to be where the formation knows."""
         self.flows = flows
         self.adaptive = adaptive
         self.correct = 0
@@ -64,6 +68,10 @@ class Adaptation:
         self._outgoing: list[tuple[str, Message]] = []
         self._leader = formation.name
         self._group: set[str] = {formation.name}
+        # The leader that ours found for us last, when, and the threshold that it announced.
+        self._found = ""
+        self._found_at = -FOREVER
+        self._found_threshold_ms = 0.0
         self._due_at = now + REPORT_S * rng.random() if adaptive or flows is not None else FOREVER
 
     # --- what whoever disseminates says ---------------------------------------------------------------------------------
@@ -102,6 +110,20 @@ class Adaptation:
                 self._told_correct, self._told_redundant = self.correct, self.redundant
         self._leader = leader
 
+    def handle(self, sender: str, message: Message, now: float) -> None:
+        """A Report, Seek or Found arrived."""
+        formation, surroundings = self._formation, self.surroundings
+        if isinstance(message, Report):
+            self.reported(sender, message, now)
+        elif isinstance(message, Seek):
+            place = None if surroundings is None else surroundings.announced_place(message.leader)
+            if place is not None and formation.leads and sender in formation.view.members:
+                self._outgoing.append((sender, Found(message.leader, place[0], place[1], place[2])))
+        elif isinstance(message, Found) and sender == formation.leader and surroundings is not None:
+            self._found, self._found_at, self._found_threshold_ms = message.leader, now, message.threshold_ms
+            surroundings.learn(message.leader, message.address, message.probe_address, now)
+            surroundings.latency_ms(message.leader)  # being asked is a reason to measure it
+
     def reported(self, sender: str, report: Report, now: float) -> None:
         """A member says what came there."""
         formation = self._formation
@@ -123,12 +145,19 @@ class Adaptation:
                 self._outgoing.append((formation.leader, Report(correct, redundant)))
         if self.flows is not None and not formation.leads:
             leader = self.flows.preferred(now)
-            if leader and self._is_welcome(leader):
+            if leader and self._is_welcome(leader, now):
                 formation.join(leader, now)
 
-    def _is_welcome(self, leader: str) -> bool:
+    def _is_welcome(self, leader: str, now: float) -> bool:
+        """Whether another leader is known to lead, and to be nearer than its own threshold: else we would leave it again at
+        once. A member hears no announcements; its leader does, and is asked."""
         surroundings = self.surroundings
-        return surroundings is None or surroundings.latency_ms(leader) < surroundings.threshold_ms(leader)
+        if surroundings is None:
+            return True
+        if leader == self._found and now - self._found_at < FOUND_FOR_S:
+            return surroundings.latency_ms(leader) < self._found_threshold_ms
+        self._outgoing.append((self._formation.leader, Seek(leader)))
+        return False
 
     def next_deadline(self) -> float:
         """When :meth:`tick` is needed next."""

@@ -18,8 +18,7 @@ beyond      whose position light in fibre does not reach in time          never
 ==========  ============================================================  ==================================================
 
 A leader measures all leaders, so N leaders would send N² pings: those that are far cost next to nothing, and no broker sends
-more than :data:`PINGS_PER_S`, however many there are. A member measures its leader only, unless it may change groups by itself
-(``measures_all``).
+more than :data:`PINGS_PER_S`, however many there are. A member measures its leader, and whom it thinks of joining.
 
 One ping can be wrong by any amount: it waited for a processor, or for a name to be resolved. So a broker counts as near only
 after a few answers, and an average never mixes answers from before and after a silence, or from when it was far.
@@ -210,8 +209,6 @@ class Latencies:
         now: float,
     ) -> None:
         self.name = name
-        self.measures_all = False
-        """Whether leaders are measured also while this broker is a member: flow-aware membership needs it."""
         self.pings_sent = 0
         self.answers = 0
         self._pinger: Pinger | None = None
@@ -326,10 +323,13 @@ class Latencies:
             return FOREVER
         return target.average_ms
 
-    def threshold_ms(self, name: str) -> float:
-        """The join threshold that a leader announces; infinite if it announces none."""
+    def announced_place(self, name: str) -> tuple[str, str, float] | None:
+        """Where a leader takes links and answers probes, and its join threshold, while it announces itself."""
+        self._read_board(self._now)
         target = self._targets.get(name)
-        return FOREVER if target is None else target.threshold_ms
+        if target is None or not target.announced:
+            return None
+        return target.address, target.probe_address, target.threshold_ms
 
     def measured_ms(self, name: str) -> float:
         """What is known of a broker, if only by one answer long ago, for people to read; infinite without any."""
@@ -426,7 +426,7 @@ class Latencies:
     # --- whom to measure ------------------------------------------------------------------------------------------------
 
     def _measures_leaders(self) -> bool:
-        return self._leader == self.name or self.measures_all
+        return self._leader == self.name
 
     def _is_wanted(self, target: _Target, now: float) -> bool:
         if not (target.probe_address or target.address):

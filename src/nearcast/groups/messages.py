@@ -12,6 +12,8 @@ Update   leader → member   what changed in the view
 Notice   leader → member   I follow another leader from now on; you decide for yourself
 Leave    member → leader   I am no longer yours
 Report   member → leader   messages that came here since the last one, for somebody and for nobody (adaptive thresholds only)
+Seek     member → leader   where is this leader? (flow-aware membership only)
+Found    leader → member   there, by its last announcement
 ======== ================= ==============================================================================================
 
 A leader join takes Ask, Answer and Join, a member join Notice and Join, as the paper counts (section IV-A); Welcome, Update
@@ -36,6 +38,8 @@ UPDATE: Final = 6
 NOTICE: Final = 7
 LEAVE: Final = 8
 REPORT: Final = 9
+SEEK: Final = 10
+FOUND: Final = 11
 
 # Verdicts of an Answer.
 YOU_LEAD: Final = 1
@@ -208,6 +212,31 @@ class Report(Message):
         return _encode((REPORT, 0, self.correct, self.redundant))
 
 
+class Seek(Message):
+    """``leader``: whose announcements the sender does not hear, being a member."""
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(SEEK, 0)
+        self.leader = leader
+
+    def encode(self) -> bytes:
+        return _encode((SEEK, 0, self.leader))
+
+
+class Found(Message):
+    """Where a leader takes links and answers probes, and its group's join threshold."""
+
+    def __init__(self, leader: str, address: str, probe_address: str, threshold_ms: float) -> None:
+        super().__init__(FOUND, 0)
+        self.leader = leader
+        self.address = address
+        self.probe_address = probe_address
+        self.threshold_ms = threshold_ms
+
+    def encode(self) -> bytes:
+        return _encode((FOUND, 0, self.leader, self.address, self.probe_address, self.threshold_ms))
+
+
 _Members = list[tuple[str, str, int, str]]
 
 
@@ -226,6 +255,8 @@ _decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, f
 _decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 _decode_report: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int]).decode
+_decode_seek: Final = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
+_decode_found: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
 
 
 def decode(content: bytes) -> Message:
@@ -268,4 +299,9 @@ def _decoded(content: bytes) -> Message:
         if correct < 0 or redundant < 0:
             raise ValueError("no message about groups: a report counts from 0")
         return Report(correct, redundant)
+    if kind == SEEK:
+        return Seek(_decode_seek(content)[2])
+    if kind == FOUND:
+        _, _, leader, address, probe_address, threshold_ms = _decode_found(content)
+        return Found(leader, address, probe_address, threshold_ms)
     raise ValueError(f"no message about groups: kind {kind}")

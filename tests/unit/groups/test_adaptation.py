@@ -12,7 +12,7 @@ from nearcast.groups import adaptation, flows
 from nearcast.groups.adaptation import Adaptation
 from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation
-from nearcast.groups.messages import Message, Report
+from nearcast.groups.messages import Found, Message, Report, Seek
 from nearcast.groups.settings import FormationSettings
 from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 
@@ -70,9 +70,9 @@ class Brokers:
 
     def handle(self, to: str, sender: str, message: Message) -> None:
         broker = self.brokers[to]
-        if isinstance(message, Report):
-            broker.reports += 1
-            broker.beside.reported(sender, message, self.now)
+        if isinstance(message, (Report, Seek, Found)):
+            broker.reports += isinstance(message, Report)
+            broker.beside.handle(sender, message, self.now)
         else:
             broker.formation.handle(sender, message, self.now)
         self.deliver(to)
@@ -154,25 +154,64 @@ def test_a_member_goes_where_its_messages_come_from() -> None:
     assert sorted(leader.formation.view.members) == ["leader"]
 
 
-def test_a_member_does_not_go_where_it_could_not_stay() -> None:
-    class Strict:
-        def latency_ms(self, name: str) -> float:
-            return 3.0
+class Known:
+    """What a member, or its leader, knows of others: one leader, ``other``, of which the former has to be told."""
 
-        def threshold_ms(self, name: str) -> float:
-            return 3.0
+    def __init__(self, threshold_ms: float, announced: bool) -> None:
+        self.threshold_ms = threshold_ms
+        self.announced = announced
+        self.learned: list[tuple[str, str, str]] = []
 
+    def latency_ms(self, name: str) -> float:
+        return 3.0 if self.learned else math.inf
+
+    def announced_place(self, name: str) -> tuple[str, str, float] | None:
+        return ("other:1884", "other:7", self.threshold_ms) if self.announced and name == "other" else None
+
+    def learn(self, name: str, address: str, probe_address: str, now: float) -> None:
+        self.learned.append((name, address, probe_address))
+
+
+@pytest.mark.parametrize(("threshold_ms", "announced", "goes"), [(10.0, True, True), (3.0, True, False), (10.0, False, False)])
+def test_a_member_asks_its_leader_where_another_one_is_and_goes_where_it_can_stay(
+    threshold_ms: float, announced: bool, goes: bool
+) -> None:
     leader = Broker("leader", 3.0, adaptive=False)
+    leader.beside.surroundings = Known(threshold_ms, announced)
     member = Broker("member", 1.0, adaptive=False, flow_aware=True)
-    member.beside.surroundings = Strict()
+    member.beside.surroundings = told = Known(threshold_ms, announced=False)
     brokers = Brokers(leader, member)
     brokers.run(5.0)
-    for _ in range(3 * flows.PERIODS * int(flows.PERIOD_S)):
+    brokers.brokers["other"] = other = Broker("other", 2.0, adaptive=False)
+    other.formation._neighbours = Far()
+    for _ in range(4 * flows.PERIODS * int(flows.PERIOD_S)):
         brokers.run(1.0)
         for _ in range(20):
-            member.beside.arrived(True, "other")
-    assert member.formation.leader == "leader"
-    assert member.formation.candidate is None
+            member.beside.arrived(True, "other" if member.formation.leader == "leader" else "")
+    assert member.formation.leader == ("other" if goes else "leader")
+    assert set(told.learned) == ({("other", "other:1884", "other:7")} if announced else set())
+
+
+def test_only_our_own_leader_finds_and_only_for_its_members() -> None:
+    leader, member = Broker("leader", 3.0, adaptive=False), Broker("member", 1.0, adaptive=False, flow_aware=True)
+    leader.beside.surroundings = Known(10.0, announced=True)
+    member.beside.surroundings = told = Known(10.0, announced=False)
+    brokers = Brokers(leader, member)
+    brokers.run(5.0)
+    leader.beside.handle("stranger", Seek("other"), brokers.now)
+    leader.beside.handle("member", Seek("nobody"), brokers.now)
+    assert leader.beside.take_outgoing() == []
+    member.beside.handle("stranger", Found("other", "other:1884", "", 10.0), brokers.now)
+    assert told.learned == []
+    for message in (Seek("other"), Found("other", "a:1", "b:2", 5.0)):
+        again = Message.decode(message.encode())
+        assert type(again) is type(message)
+        assert vars_of(again) == vars_of(message)
+
+
+def vars_of(message: Message) -> list[object]:
+    names = ("leader", "address", "probe_address", "threshold_ms")
+    return [getattr(message, name, None) for name in names]
 
 
 class Far(Near):

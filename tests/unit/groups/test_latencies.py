@@ -258,16 +258,13 @@ def test_a_member_measures_its_leader_only() -> None:
     assert world.me.nearest_leader(5.0, world.now) == "other"
 
 
-def test_a_member_that_may_change_groups_measures_all() -> None:
+def test_where_a_leader_is_can_be_told_while_it_announces_itself() -> None:
     world = World()
-    world.me.measures_all = True
-    world.announce("leader", 3.0)
-    world.run(5.0)
-    world.me.belongs_to("leader", world.now)
-    world.announce("other", 4.0)
-    world.run(3.0)
-    assert world.me.nearest_leader(3.5, world.now) == "leader"
-    assert world.me.latency_ms("other") == pytest.approx(4.0)
+    world.announce("other", 3.0, probe_address="other:7", threshold_ms=4.0)
+    assert world.me.announced_place("other") == ("other:1884", "other:7", 4.0)
+    world.end("other")
+    assert world.me.announced_place("other") is None
+    assert world.me.announced_place("unheard of") is None
 
 
 def test_whom_a_notice_names_is_measured_as_soon_as_the_formation_asks() -> None:
