@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import msgspec
@@ -97,6 +98,49 @@ def test_once_also_while_groups_form_and_change(seed: int, durable: bool) -> Non
     for client in present:
         assert len(received(client)) == sent
         assert [payload for payload, count in received(client).items() if count > 1] == []
+
+
+# semantics: B1 T2
+@pytest.mark.parametrize("topic", ["cars/1", "trains/1"])
+@pytest.mark.parametrize(("seed", "durable"), [(1, False), (2, True), (3, True)])
+def test_a_session_that_goes_to_another_broker_of_the_group_gets_each_message_once(
+    seed: int, durable: bool, topic: str
+) -> None:
+    """Whatever is on its way between brokers, to the cloud and out of it, in whatever order it arrives."""
+    mesh, nodes = two_groups(durable=durable)
+    rng = random.Random(seed)
+    traveller = Client(nodes[1], "traveller", clean_start=False, expiry=1_000)
+    traveller.subscribe("+/1")
+    mesh.advance(1.0)
+    publishers = [Client(node, f"publisher {node.name}") for node in nodes]
+    found = Counter[bytes]()
+    sent = 0
+    for place in (0, 1, 0, 1):
+        former = traveller
+        for half in range(2):
+            if half:
+                traveller = Client(nodes[place], "traveller", clean_start=False, expiry=1_000)
+            for _ in range(6):
+                for publisher in publishers:
+                    publisher.publish(topic, b"%d" % sent, 2)
+                    sent += 1
+                for _ in range(rng.randrange(30)):
+                    mesh.step(rng)
+                traveller.read()
+        mesh.advance(0.5)
+        assert traveller.connack is not None
+        assert traveller.connack.session_present
+        count_once(former, found)
+    mesh.advance(3.0)
+    count_once(traveller, found)
+    assert found == Counter(b"%d" % number for number in range(sent))
+
+
+def count_once(client: Client, found: Counter[bytes]) -> None:
+    """What a client got, without what it is told may have come before."""
+    for message in client.messages:
+        if not (message.dup and found[message.payload]):
+            found[message.payload] += 1
 
 
 # semantics: B2
