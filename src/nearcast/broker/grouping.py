@@ -62,14 +62,6 @@ class Grouping:
         view = formation.view
         if view.leader != self._leader or len(view.members) != self._members:
             self._log(view.leader, len(view.members))
-        refused = self._cloud.refused_filters
-        if refused != self._refused:
-            self._refused = refused
-            if refused:
-                shown = ", ".join(sorted(refused)[:REFUSED_SHOWN])
-                self._broker.events.event(
-                    logging.WARNING, "the cloud refuses subscriptions", count=len(refused), filters=shown
-                )
 
     def _log(self, leader: str, members: int) -> None:
         if leader != self._leader:
@@ -86,6 +78,14 @@ class Grouping:
             lcm = self._measured(self._meter)
             if lcm is not None:
                 self._broadcast.formation.lcm = lcm
+        refused = self._cloud.refused_filters
+        if refused != self._refused:
+            self._refused = refused
+            if refused:
+                shown = ", ".join(sorted(refused)[:REFUSED_SHOWN])
+                self._broker.events.event(
+                    logging.WARNING, "the cloud refuses subscriptions", count=len(refused), filters=shown
+                )
 
     # --- figures --------------------------------------------------------------------------------------------------------
 
