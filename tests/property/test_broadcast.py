@@ -39,7 +39,8 @@ class World:
         self.mesh = GroupMesh(seed)
         self.names = [f"n{number}" for number in range(count)]
         for number, name in enumerate(self.names):
-            self.mesh.broker(name, lcm=float(1 + number % 3), durable=True)
+            # Those that are far are near enough to be measured often.
+            self.mesh.broker(name, lcm=float(1 + number % 3), durable=True, threshold_ms=70.0)
         self.pairs = [frozenset(pair) for pair in combinations(self.names, 2)]
         for pair in self.pairs:
             self.move(pair)
