@@ -138,6 +138,7 @@ class Formation(Standing):
 
     def _send_ask(self, now: float) -> None:
         step = self._step
+        step.tries += 1
         step.deadline = now + self._settings.answer_timeout_s
         latency_ms = self._neighbours.latency_ms(step.target.name)
         self._send(step.target.name, Ask(self._number, step.lcm, step.size, self._thresholds.join_ms, latency_ms))
@@ -213,7 +214,7 @@ class Formation(Standing):
             return  # it will hear in a moment whether we still lead
         if not self.leads or self._step.kind == JOINING:
             # Who is about to follow another takes nobody in: two that did so to each other would both end up as members.
-            hint = self._step.target if self._step.kind == JOINING else self.place_of(self.leader)
+            hint = self._step.target if self._step.kind >= MEASURING else self.place_of(self.leader)
             self._send(sender, Refuse(join.number, hint.name, hint.address, hint.probe_address, self.view.join_ms))
             return
         if self._step.is_with(sender):
@@ -397,11 +398,11 @@ class Formation(Standing):
         """There is a link to this broker, now or again: what was said to it before may not have got there, and if it is our
         leader it may think that we have gone."""
         step = self._step
-        if step.kind == ASKING and step.is_with(name):
-            self._send_ask(now)
-        elif step.kind == JOINING and step.is_with(name):
-            step.tries -= 1
-            self._send_join(now)
+        if step.is_with(name) and step.tries < self._settings.join_tries:
+            if step.kind == ASKING:
+                self._send_ask(now)
+            elif step.kind == JOINING:
+                self._send_join(now)
         elif self._membership is not None and name == self.leader:
             self._renew(self._membership, now)
 

@@ -42,7 +42,7 @@ class FormationSettings:
         """How often a member tells its leader that it is one, and which view it has. After four of these without a word a
         leader takes a member off its view. Whatever a lost message left behind is put right within this time."""
         self.join_tries = join_tries
-        """How often a Join is said before the broker gives up."""
+        """How often a Join is said before the broker gives up; an Ask is said again only when a link comes up."""
         self.max_hops = max_hops
         """How many brokers in a row may send a joining one on to another."""
         self.view_interval_s = view_interval_s

@@ -35,6 +35,7 @@ class Step:
         self.first_number = 0
         """Numbers from this one on belong to the step."""
         self.tries = 0
+        """How often its question was sent."""
         self.hops = 0
         """How many brokers in a row have sent us on."""
         self.voluntary = False

@@ -712,6 +712,16 @@ def test_what_was_said_before_there_was_a_link_is_said_again() -> None:
     assert m.formation.leader == "x"
 
 
+def test_a_link_that_comes_and_goes_does_not_keep_a_question_open() -> None:
+    m = Machine()
+    m.asks("x")
+    for _ in range(20):
+        m.formation.linked("x", m.now)
+        m.wait(0.3)
+    assert m.formation.asks > 1
+    assert m.formation.messages_sent < 12
+
+
 def test_an_earlier_life_is_told_apart() -> None:
     m = Machine()
     m.formation.begin("m:2884", "m:2885", 1_000_000)
