@@ -181,7 +181,8 @@ class Iov(Experiment[IovParameters]):
         seen: dict[str, GroupsSeen] = {}
         for name in parameters.strategies:
             scenario = scenario_of(parameters, name)
-            run.keep(f"scenario-{name}.json", scenario)
+            # The first is what an evaluation of the folder takes sites from; they differ in thresholds only.
+            run.keep(f"scenario-{name}.json" if seen else "scenario.json", scenario)
             if parameters.simulated:
                 run.step(f"{name}: simulating")
                 result = run_simulated(run, scenario, parameters.seed, events=name, processed=True)
