@@ -25,6 +25,8 @@ from nearcast.fabric.trunks import Channel
 MAX_SESSIONS_LISTED: Final = 20_000
 """A broker with more sessions reports how many clients it has, not which: looking at all of them would hold up messages."""
 
+NO_GROUP: Final = ("", 0, False)
+
 
 class BrokerNode(Registrant):
     """See the module. ``describe`` says what to register with; ``durable``, whether sessions wait for the broker to return."""
@@ -36,6 +38,7 @@ class BrokerNode(Registrant):
         self._addresses: dict[str, str] = {}
         self._reported: dict[str, ClientFacts] = {}
         self._whole = True
+        self._reported_group = NO_GROUP
         self.is_draining = False
         self.classes_fault = ""
         """Why the controller's topic classes cannot be used here, if so: it may be of a later version."""
@@ -82,7 +85,20 @@ class BrokerNode(Registrant):
     def draining(self, draining: bool, now: float) -> None:
         self.is_draining = draining
 
+    def has_news(self) -> bool:
+        return self._group() != self._reported_group
+
+    def _group(self) -> tuple[str, int, bool]:
+        """What of the broadcast group a controller is to know soon."""
+        broadcast = self._fabric.broadcast
+        cloud = broadcast.cloud
+        if cloud is None:
+            return NO_GROUP
+        view = broadcast.formation.view
+        return view.leader, view.version, cloud.connected
+
     def report(self, now: float) -> Report:
+        self._reported_group = self._group()
         fabric = self._fabric
         stats = fabric.engine.stats
         report = Report(

@@ -7,6 +7,7 @@ from nearcast.fabric.control import ClassRule, ClassRules, Departure, Member, No
 from nearcast.fabric.registry import reachable
 from nearcast.mqtt.codec import encode
 from nearcast.mqtt.packets import Connect
+from tests.broadcast_harness import GroupMesh
 from tests.fabric_harness import Mesh
 from tests.fabric_harness import Node as MeshNode
 
@@ -115,3 +116,25 @@ def test_addresses_that_stand_for_every_interface_get_the_host_that_was_seen() -
     assert reachable("ws://0.0.0.0:80/mqtt", "10.1.1.1") == "ws://10.1.1.1:80/mqtt"
     assert reachable("unix:/run/nearcast", "10.1.1.1") == "unix:/run/nearcast"
     assert reachable("", "10.1.1.1") == ""
+
+
+def test_a_broadcast_group_is_reported_soon_after_it_changed() -> None:
+    mesh = GroupMesh()
+    a, b = mesh.broker("a", lcm=2.0), mesh.broker("b", lcm=1.0)
+    broker = registrant(b)
+    assert broker.has_news()
+    alone = broker.report(mesh.now).group
+    assert alone is not None
+    assert (alone.leader, alone.fellows, alone.relay, alone.leaders) == ("b", [], "no cloud", [])
+    assert not broker.has_news()
+    mesh.form(("a", "b"))
+    assert broker.has_news()
+    joined = broker.report(mesh.now).group
+    assert joined is not None
+    assert (joined.leader, joined.latency_ms, joined.relay, joined.cloud_state) == ("a", 0.0, "live", "not needed")
+    assert [(fellow.name, fellow.up, fellow.relay) for fellow in joined.fellows] == [("a", True, "-")]
+    led = registrant(a).report(mesh.now).group
+    assert led is not None
+    assert [(fellow.name, fellow.address, fellow.relay) for fellow in led.fellows] == [("b", "b:1884", "live")]
+    assert not broker.has_news()
+    assert registrant(Mesh().add("c")).report(mesh.now).group is None
