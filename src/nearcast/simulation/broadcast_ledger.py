@@ -153,8 +153,10 @@ class BroadcastLedger(FabricLedger):
         world_now: Callable[[], float],
         groups: Groups,
         class_of: Callable[[str], str],
+        cut_off: Callable[[], bool],
     ) -> None:
-        """``class_of`` tells the class of a topic, which all brokers agree on."""
+        """``class_of`` tells the class of a topic, which all brokers agree on, ``cut_off`` whether the network is cut now."""
+        self._cut_off = cut_off
         self._groups = brokers
         self._prefix = groups.prefix + "/"
         self._numbered = groups.cloud_version == "5"
@@ -176,6 +178,8 @@ class BroadcastLedger(FabricLedger):
     def observed(self, host: Host, fact: object) -> None:
         if isinstance(fact, facts.GroupChanged):
             self.changed_s = self._now()
+        if self._cut_off():
+            self.disturbances += 1  # of brokers and the cloud, though no client may notice
         super().observed(host, fact)
 
     def _on_delivered(self, host: Host, fact: facts.Delivered) -> None:
@@ -283,7 +287,9 @@ class BroadcastLedger(FabricLedger):
 
     def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
         changed = max(self.changed_s, self._cloud_died_s) >= sent.message.sent_s - LATE_S
-        if not self._is_numbered(known, stream) and (changed or sent.message.retain):
+        unknown = not self._is_numbered(known, stream) and (changed or sent.message.retain)
+        forgotten = sent.message.qos == 0 and self._broker_died_since(sent.message.sent_s - LATE_S)
+        if unknown or forgotten:
             self.duplicated += 1
             self.excused += 1
             return

@@ -132,7 +132,7 @@ class Fabric(Mqtt):
         grouped = GroupBrokers(
             durable, self._running, is_meant, lambda: self._process(*address), address, cloud_durable=cloud.durable
         )
-        broadcast = BroadcastLedger(clients, grouped, doors, now, groups, rules.class_of)
+        broadcast = BroadcastLedger(clients, grouped, doors, now, groups, rules.class_of, lambda: world.is_cut)
 
         def latency_ms(one: str, other: str) -> float:
             hosts = [world.host(self.brokers[name].host) for name in (one, other)]
