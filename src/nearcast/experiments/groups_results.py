@@ -7,6 +7,7 @@ join, a notification for each member that was told to follow, and one for each m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MOST_FAILURES_SHOWN = 5
 MOST_LINES = 6
 """In one plot."""
+
+LABELS_APART_PERCENT = 4.0
 
 FROM_MS, TO_MS = 10.0, 100.0
 """Thresholds between which groups fall like a power of the threshold: above, a handful is left."""
@@ -268,9 +271,12 @@ def _draw(run: Run[GroupsParameters], results: Results) -> None:
             for each in results.thresholds_ms
         ]
         axes.plot(*_columns(points), "o-", markersize=4)
+        last = -math.inf
         for each, (excess, latency_ms) in zip(results.thresholds_ms, points, strict=True):
-            if latency_ms is not None and each in (*thresholds_ms, 0.0):
+            # Large thresholds are alike, and their labels would lie on each other.
+            if latency_ms is not None and excess - last >= LABELS_APART_PERCENT:
                 axes.annotate(f"{each:g} ms", (excess, latency_ms), textcoords="offset points", xytext=(5, 5))
+                last = excess
         axes.set_ylim(bottom=0.0)
 
 
