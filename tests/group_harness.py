@@ -85,6 +85,9 @@ class GroupNetwork:
         self._count = 0
         self._board_at = self.now
         self.leader_changes = 0
+        self.delivered = 0
+        self.on_delivery: Callable[[int], None] | None = None
+        """Called after each message that arrived, with their number."""
         self._versions: dict[str, int] = {}
         self._deadlines: dict[str, float] = {}
         self._wakes: list[tuple[float, str]] = []
@@ -192,6 +195,9 @@ class GroupNetwork:
         if receiver is not None and sender in self.brokers and (sender, to) not in self.separated:
             receiver.handle(sender, message, self.now)
             self._collect(receiver)
+            self.delivered += 1
+            if self.on_delivery is not None:
+                self.on_delivery(self.delivered)
 
     def _wake(self, at: float, name: str) -> None:
         broker = self.brokers.get(name)

@@ -150,3 +150,57 @@ def test_many_brokers_with_few_capabilities(seed: int) -> None:
     world.network.run(5.0)
     world.network.weather = Weather()
     world.network.settle(CALM_S)
+
+
+def _two_groups_about_to_merge() -> GroupNetwork:
+    """Groups of three whose leaders come near each other; of the loser's members one can follow."""
+    places = {"a": 0.0, "b": 3.0, "c": 3.5, "x": 20.0, "y": 21.0, "z": 19.5}
+    network = GroupNetwork(lambda one, other: abs(places[one] - places[other]), 5.0, seed=5)
+    for lcm, name in enumerate(places):
+        network.add(name, lcm)
+    network.settle(10.0)
+    assert network.groups() == {"c": {"a", "b", "c"}, "z": {"x", "y", "z"}}
+    for name in "xyz":
+        places[name] -= 13.5
+    network.delivered = 0
+    return network
+
+
+MERGER_MESSAGES = 12
+
+
+def test_the_merger_that_the_next_test_breaks() -> None:
+    network = _two_groups_about_to_merge()
+    network.settle(3.0)
+    assert network.groups() == {"a": {"a"}, "z": {"b", "c", "x", "y", "z"}}
+    assert network.delivered >= MERGER_MESSAGES
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c", "x", "z"])
+@pytest.mark.parametrize("how", ["dies", "dies unnoticed", "restarts", "is cut off"])
+def test_any_broker_may_fail_after_any_message_of_a_merger(victim: str, how: str) -> None:
+    for fails_after in range(MERGER_MESSAGES + 1):
+        network = _two_groups_about_to_merge()
+
+        def fail(delivered: int, network: GroupNetwork = network, fails_after: int = fails_after) -> None:
+            if delivered != fails_after:
+                return
+            if how == "is cut off":
+                for other in network.brokers:
+                    if other != victim:
+                        network.separate(victim, other)
+                return
+            lcm = network.brokers[victim].lcm
+            network.crash(victim, noticed=how == "dies")
+            if how == "restarts":
+                network.add(victim, lcm)
+
+        network.on_delivery = fail
+        if fails_after == 0:
+            fail(0)
+        network.run(1.0)
+        network.settle(30.0)
+        if how == "is cut off":
+            assert network.brokers[victim].leads
+            network.separated.clear()
+            network.settle(30.0)
