@@ -305,15 +305,17 @@ class Cloud:
     # --- messages -------------------------------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
-        """Whether another message may be relayed now. To be asked again after every event."""
-        connection = self.connection
+        """Whether another QoS 1 or 2 message may be relayed now. To be asked again after every event."""
         return (
-            self.connected
-            and connection is not None
-            and connection.has_room()
-            and self.machine.unacknowledged < self.machine.settings.max_inflight
+            self.machine.unacknowledged < self.machine.settings.max_inflight
             and self.unconfirmed_bytes < WINDOW_BYTES
+            and self.takes_unreliable()
         )
+
+    def takes_unreliable(self) -> bool:
+        """Whether a QoS 0 message finds its way now: those do not wait for what is unconfirmed."""
+        connection = self.connection
+        return self.connected and connection is not None and connection.has_room()
 
     def relay(self, publication: Publication, index: int, identity: Identity, token: int, now: float) -> None:
         """Publish one of a publication's messages at the cloud. :meth:`CloudOwner.relayed` follows once the cloud has it: from

@@ -359,7 +359,7 @@ class Relay:
         self._broadcast.coverage.carry_missing(publication, origin, epoch, errand.view, now)
         served = _served(errand.rest)
         cloud = self._broadcast.cloud
-        if cloud is None or not cloud.connected or not cloud.has_room() or publication.topic[:1] == b"$":
+        if cloud is None or not cloud.takes_unreliable() or publication.topic[:1] == b"$":
             self.dropped_messages += publication.count
             return
         self.relayed_messages += publication.count

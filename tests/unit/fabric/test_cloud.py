@@ -557,6 +557,9 @@ def test_the_window_is_bounded_in_messages_and_bytes() -> None:
     assert leader.cloud.has_room()
     leader.relay("x", b"x" * WINDOW_BYTES, 1)
     assert not leader.cloud.has_room()
+    assert leader.cloud.takes_unreliable()  # QoS 0 does not wait behind it
+    leader.relay("x", b"now", 0)
+    assert [packet.payload for packet in only(server.heard(), Publish)][-1] == b"now"  # type: ignore[union-attr]
 
 
 def test_qos_0_needs_a_connection() -> None:
