@@ -73,6 +73,15 @@ def test_the_fabric_loses_nothing_while_clients_are_moved(folder: Path) -> None:
     assert "lost: 0" in run.stdout
 
 
+def test_broadcast_groups_lose_nothing_while_leaders_die(folder: Path) -> None:
+    (folder / "motorway.toml").write_text(block("toml", "# motorway.toml\n"))
+    run = simulate(folder, "motorway.toml", "--seeds", "3", "--jobs", "1")
+    assert run.returncode == 0, run.stdout + run.stderr
+    one = simulate(folder, "motorway.toml").stdout
+    assert "lost: 0" in one
+    assert re.search(r"flooded: [1-9]", one)
+
+
 def test_the_lease_fails_as_shown(folder: Path) -> None:
     run = simulate(folder, "lease.toml", "--seeds", "20", "--shrink", "--jobs", "1")
     assert run.returncode == 1, run.stderr
