@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nearcast.groups.messages import Ask
 from tests.group_harness import GroupNetwork, Weather
 
 CALM_S = 90.0
@@ -204,3 +205,17 @@ def test_any_broker_may_fail_after_any_message_of_a_merger(victim: str, how: str
             assert network.brokers[victim].leads
             network.separated.clear()
             network.settle(30.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_brokers_that_join_each_other_in_a_ring_do_not_end_up_without_a_leader(count: int) -> None:
+    """Old questions, from when others had more capability, can make each of them join the next."""
+    network = GroupNetwork(lambda one, other: 1.0, 5.0)
+    names = [f"b{number}" for number in range(count)]
+    for name in names:
+        network.add(name, 1.0)
+    for one, other in zip(names, names[1:] + names[:1], strict=True):
+        network.brokers[one].handle(other, Ask(1, 99.0, 1, 5.0, 1.0), network.now)
+    assert all(broker.candidate is not None for broker in network.brokers.values())
+    network.settle(10.0)
+    assert len(network.groups()) == 1

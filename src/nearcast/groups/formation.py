@@ -24,10 +24,11 @@ member     joining     that one is near; or whoever watches flows said so     We
 says so. When two ask each other, both know all six figures and need no answer. One that is asking, or joining, tells others
 that it is busy, and waits are random, so that neighbours do not stay busy with each other.
 
-**Nobody ends up without a leader.** A leader that joins another takes nobody in until it is through. So whoever is taken in
-stands still, and whoever takes it in leads and is not about to stop: followers never form a circle. A leader tells its members
-only when it has been taken in itself: if the new leader dies in between, refuses, or is never heard of again, the group is as
-it was.
+**Nobody ends up without a leader.** A broker follows another only with a view whose version is above its own, which it raised
+when it took others in: around a circle of followers versions would rise for ever. So there is none, whatever crosses. And a
+leader that joins another takes nobody in until it is through, so that nobody is taken in just to be told to move on. It tells
+its members only when it has been taken in itself: if the new leader dies in between, refuses, or is never heard of again, the
+group is as it was.
 
 **It ends.** Take the capabilities from the highest down, and for each the sizes of the groups led with it, largest first. A
 merger makes one group larger, and else touches only groups led with less capability, or with the same and not larger: the
@@ -213,7 +214,7 @@ class Formation(Standing):
         if self.leads and join.reign and self._step.kind == JOINING and self._roster.note(sender, now):
             return  # it will hear in a moment whether we still lead
         if not self.leads or self._step.kind == JOINING:
-            # Who is about to follow another takes nobody in: two that did so to each other would both end up as members.
+            # Who is about to follow another takes nobody in, who would have to move on at once.
             hint = self._step.target if self._step.kind >= MEASURING else self.place_of(self.leader)
             self._send(sender, Refuse(join.number, hint.name, hint.address, hint.probe_address, self.view.join_ms))
             return

@@ -300,7 +300,7 @@ def test_a_merger_that_is_refused_or_whose_leader_dies_leaves_the_group_as_it_wa
 
 
 def test_one_that_is_joining_takes_nobody_in() -> None:
-    """Else two that join each other, or three in a ring, would all be members."""
+    """They would have to move on at once."""
     m = Machine()
     m.hear("x", Ask(3, 9.0, 3, 5.0, 1.0))
     ((to, refuse),) = m.hear("x", Join(8, 9.0, "x:1884", "", 1, 0))
