@@ -150,7 +150,7 @@ class World:
                 assert [payload for payload, count in received.items() if count > 1] == [], f"{name} has some twice"
         for node in self.mesh.group_nodes():
             assert node.waiting == 0, f"{node.name} still has some for the cloud"
-            assert not node.fabric.broadcast.leaving(), f"{node.name} is covered by more than one"
+            assert not node.fabric.broadcast.goodbyes.leaving, f"{node.name} is covered by more than one"
             assert node.fabric.broadcast.covered_version() == node.fabric.interest.version
         assert self._unstable() == []
 

@@ -8,6 +8,7 @@ One broker's part in it, composed of parts that each have their home::
     Cloud       the session at the cloud                       nearcast.fabric.cloud
     Relay       from here, or from members, to the cloud       nearcast.fabric.relaying
     Coverage    from the cloud to here, and to members         nearcast.fabric.coverage
+    Goodbyes    who is told that others cover this broker      nearcast.fabric.goodbyes
     GroupLinks  to whom there are links                        nearcast.fabric.group_links
 
 Here is what joins them: routes (who is flooded), messages that arrive from other brokers (each is taken once, by its identity,
@@ -29,6 +30,7 @@ from nearcast.fabric.cloud_intake import CloudIntake
 from nearcast.fabric.coverage import ABSENT, Coverage
 from nearcast.fabric.fences import stretch
 from nearcast.fabric.frames import frame
+from nearcast.fabric.goodbyes import Goodbyes
 from nearcast.fabric.group_links import GroupLinks
 from nearcast.fabric.identities import Seen
 from nearcast.fabric.outgoing import PEER_PREFIX
@@ -60,7 +62,6 @@ VIEWS_PER_S: Final = 1_000
 """Views begin with the wall clock, so that their versions rise over restarts; no group changes more often than this."""
 
 LOOK_S: Final = 0.5
-LEAVE_AGAIN_S: Final = 1.0
 
 _KINDS: Final = [frames.GROUP, frames.RELAYED, frames.RELAY_STATE, frames.RELAY_LIVE, frames.COVERED, frames.RELAY_ASK]
 
@@ -113,6 +114,7 @@ class Broadcast(Part):
         self.coverage = Coverage(self)
         self.intake = CloudIntake(self)
         self.links = GroupLinks(self)
+        self.goodbyes = Goodbyes(fabric.peers, self.formation)
         self.cloud: Cloud | None = None
         if self.grouped:
             limits = fabric.limits
@@ -127,11 +129,6 @@ class Broadcast(Part):
         self._covered_version = -1
         self._concerning_version = 0
         self._leader_has_cloud = True
-        # To be told that they need not cover us, once somebody else does: former leaders, and, as long as there is the link on
-        # which they came, others that may think so. Those that carried to us all the same are told again, not too often.
-        self._leaving: dict[str, Leave] = {}
-        self._newcomers: dict[str, Leave] = {}
-        self._told_again: dict[str, float] = {}
         # Brokers without a link, since when.
         self._down_since: dict[str, float] = {}
         self._look_at = 0.0
@@ -266,31 +263,10 @@ class Broadcast(Part):
             return  # the former leader may have what is missing
         if not self.leads:
             self.coverage.depart(self.fabric.name, now)
-        self._say_goodbye(now)
+        self.goodbyes.say()
 
     def _is_covered(self) -> bool:
         return self._covered_version >= self.fabric.interest.version
-
-    def leaving(self) -> list[str]:
-        """Former leaders that still cover us."""
-        return list(self._leaving)
-
-    def _leave(self, name: str, number: int) -> None:
-        """Have a broker told that we are none of its members, unless it hears from us again until then."""
-        if name != self.formation.leader:
-            self._leaving[name] = Leave(number or self.formation.number)
-
-    def _say_goodbye(self, now: float) -> None:
-        """We are covered: whoever else does that need not any longer."""
-        for name, message in list(self._leaving.items()):
-            peer = self.fabric.peers.get(name)
-            if peer is None or peer.send(frame(frames.GROUP, message.encode())):
-                del self._leaving[name]
-        for name, message in self._newcomers.items():
-            peer = self.fabric.peers.get(name)
-            if peer is not None and name != self.formation.leader:
-                peer.send(frame(frames.GROUP, message.encode()))
-        self._newcomers = {}
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
@@ -345,7 +321,8 @@ class Broadcast(Part):
         relay = self.relay
         if errand.kind == errands.CARRIED:
             self._take(peer, publication, errand.origin, errand.epoch, errand.sequence, errand, now)
-            self._answer_carrier(peer, now)
+            if self._is_covered():
+                self.goodbyes.answer(peer, now)
             return
         if errand.kind == errands.PUSHED:
             if relay is not None:
@@ -372,17 +349,6 @@ class Broadcast(Part):
         if self.grouped:
             route = self.fabric.engine.router.route_for(publication.topic)
             self.adaptation.arrived(bool(route.targets or route.groups), relayed_by, publication.count)
-
-    def _answer_carrier(self, peer: Peer, now: float) -> None:
-        """A broker carries to us that we do not need: it does not know that others do."""
-        if (
-            peer.name != self.formation.leader
-            and peer.name not in self._leaving
-            and self._is_covered()
-            and now - self._told_again.get(peer.name, -LEAVE_AGAIN_S) >= LEAVE_AGAIN_S
-        ):
-            self._told_again[peer.name] = now
-            peer.send(frame(frames.GROUP, Leave(self.formation.number).encode()))
 
     # --- the cloud ------------------------------------------------------------------------------------------------------
 
@@ -429,24 +395,21 @@ class Broadcast(Part):
         if self.relay is not None and self.leads and peer.name in self.formation.view.members:
             self.relay.go(peer, now)
         self.coverage.tell_again(peer.name)
-        if peer.name != self.formation.leader:
-            # It may have covered us before it restarted, and not know that others do.
-            self._newcomers[peer.name] = Leave(self.formation.number)
+        self.goodbyes.came(peer.name)
         self.formation.linked(peer.name, now)
         if self._is_covered():
-            self._say_goodbye(now)
+            self.goodbyes.say()
 
     def peer_down(self, peer: Peer, now: float) -> None:
         self._down_since[peer.name] = now
-        self._newcomers.pop(peer.name, None)
+        self.goodbyes.went(peer.name)
         if self.relay is not None:
             self.relay.link_lost(peer, now)
 
     def peer_gone(self, peer: Peer, now: float) -> None:
         self._down_since.pop(peer.name, None)
-        self._leaving.pop(peer.name, None)
+        self.goodbyes.gone(peer.name)
         self.links.gone(peer.name)
-        self._told_again.pop(peer.name, None)
         self.coverage.forget(peer.name)
         if self.relay is not None:
             self.relay.forget(peer.name)
@@ -461,7 +424,7 @@ class Broadcast(Part):
         # Said first: a new member hears that it is one before it hears what follows from that.
         for name, message in self.formation.take_outgoing():
             if isinstance(message, Leave):
-                self._leave(name, message.number)  # once somebody else covers us
+                self.goodbyes.leave(name, message.number)  # once somebody else covers us
             else:
                 self._say(name, message, now)
         changes = self.formation.take_changes()
@@ -486,9 +449,9 @@ class Broadcast(Part):
 
     def _leader_changed(self, former: str, present: str, now: float) -> None:
         self.latencies.belongs_to(present, now)
-        self._leaving.pop(present, None)
-        if former != self.fabric.name and former not in self._leaving:
-            self._leave(former, 0)
+        self.goodbyes.follow(present)
+        if former != self.fabric.name and former not in self.goodbyes.leaving:
+            self.goodbyes.leave(former, 0)
         self._covered_version = -1
         self._leader_has_cloud = True
         self.coverage.tell_again(self.fabric.name)
@@ -549,8 +512,8 @@ class Broadcast(Part):
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self._keep_links(now)
-            if self._leaving and self._is_covered():
-                self._say_goodbye(now)
+            if self.goodbyes.leaving and self._is_covered():
+                self.goodbyes.say()
 
     def next_deadline(self) -> float:
         cloud = self.cloud

@@ -64,7 +64,7 @@ class GroupLinks:
 
     def _needed(self, now: float) -> set[str]:
         broadcast = self._broadcast
-        names = {*broadcast.formation.view.members, *broadcast.coverage.covered, *broadcast.leaving()}
+        names = {*broadcast.formation.view.members, *broadcast.coverage.covered, *broadcast.goodbyes.leaving}
         candidate = broadcast.formation.candidate
         if candidate is not None:
             names.add(candidate.name)
