@@ -5,7 +5,8 @@ The machines are those that are shipped: :class:`~nearcast.groups.formation.Form
 :class:`~nearcast.groups.adaptation.Adaptation`, whose messages take the network's time. Messages of clients are not sent one
 by one but counted: every :data:`STEP_S` each origin's messages go where section II-B says, by the views that the brokers have
 at that moment, and each broker's machine is told how many came and how many of them somebody wanted. Latencies between
-brokers are known exactly; announcements reach all within :data:`ANNOUNCED_S`."""
+brokers are known exactly; announcements reach all within :data:`ANNOUNCED_S`.
+"""
 
 from __future__ import annotations
 

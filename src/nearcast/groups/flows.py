@@ -9,7 +9,8 @@ them and says when it is time to go; whether the other leader is near enough, an
 It takes a clear majority (:data:`MAJORITY` of all that came from other brokers), for :data:`PERIODS` periods in a row. Two
 things keep brokers from dancing around each other. Two members that want each other's messages could change places for ever:
 so whoever would go to the leader with the smaller name waits twice as long, and by then has the other one in its group. And
-after a change a broker stays for :data:`FIRST_STAY_S`, twice as long each time it returns to a leader that it left."""
+after a change a broker stays for :data:`FIRST_STAY_S`, twice as long each time it returns to a leader that it left.
+"""
 
 from __future__ import annotations
 
