@@ -244,7 +244,7 @@ def mosquitto() -> str:
 def with_mosquitto(scenario: Scenario, directory: Path) -> Scenario:
     """The same with Mosquitto in the place of the cloud's broker."""
     configuration = directory.absolute() / "mosquitto.conf"
-    # Without TCP_NODELAY its small packets wait for acknowledgements of those before them: a tail of 40 ms.
+    # Without TCP_NODELAY its small packets may wait for acknowledgements of those before them.
     configuration.write_text(
         "listener 1883 0.0.0.0\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\nmax_queued_messages 100000\n"
     )
