@@ -48,7 +48,7 @@ from nearcast.groups.settings import FormationSettings
 from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.records import Fields
-from nearcast.mqtt.routing import Target
+from nearcast.mqtt.routing import VIA_SEPARATOR, Target
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.subscriptions import Subscription
 
@@ -339,10 +339,15 @@ class Broadcast(Part):
         """Hand on what was not here yet."""
         for begin, count in self.seen.take(origin, epoch, first, publication.count):
             for part in stretch(publication, begin - first, count):
+                via = errand.rest
                 if part.stamp:
                     part.author = origin_id(origin, epoch)
+                    if self.fabric.replication.was_told(part, part.author):
+                        via = via.lstrip(VIA_SEPARATOR)  # not for plain subscribers again
+                        if not via:
+                            continue
                 self.count(part, errand.relayed_by)
-                self.fabric.channels.bridge(peer, part, errand.rest, now)
+                self.fabric.channels.bridge(peer, part, via, now)
 
     def count(self, publication: Publication, relayed_by: str) -> None:
         """Messages of another broker came: did anybody here want them?"""

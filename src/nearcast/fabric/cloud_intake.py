@@ -72,9 +72,9 @@ class CloudIntake:
             if publication.retain:
                 fabric.engine.inbound.retain(publication, now)
         else:
-            new = self._is_new(publication, identity)
             publication.stamp = identity.stamp
             publication.author = origin_id(identity.origin, identity.epoch)
+            new = self._is_new(publication, identity)
             if new and publication.retain:
                 fabric.engine.inbound.retain(publication, now)
         if new:
@@ -92,14 +92,12 @@ class CloudIntake:
     def _is_new(self, publication: Publication, identity: Identity) -> bool:
         """Whether this broker's clients have not had a message yet."""
         fabric = self._fabric
-        origin, epoch, stamp = identity.origin, identity.epoch, identity.stamp
+        origin, epoch = identity.origin, identity.epoch
         if origin == fabric.name and epoch == fabric.epoch:
             return False  # it was published here; whoever is covered here may need it all the same
         if not self._broadcast.seen.take(origin, epoch, identity.sequence, publication.count):
             return False
-        # A subscription that is new at the cloud brings its retained messages; one that is kept here was seen, if before a
-        # restart.
-        return not (publication.retain and stamp and fabric.replication.is_kept(publication.topic, stamp, origin, epoch))
+        return not (publication.stamp and fabric.replication.was_told(publication, publication.author))
 
     def _arrived_for_shares(self, publication: Publication, identity: Identity | None, names: list[str], now: float) -> None:
         """The cloud chose us for shared subscriptions: one member of each, here or at a broker of the group, gets it."""

@@ -30,7 +30,7 @@ from nearcast.mqtt import reasons, records
 from nearcast.mqtt.publication import Publication, Terms
 from nearcast.mqtt.records import Fields, blob, number
 from nearcast.mqtt.retained import Version
-from nearcast.mqtt.routing import Target
+from nearcast.mqtt.routing import GROUP, Target
 from nearcast.mqtt.topics import is_string, topic_fault
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ LOOK_S: Final = 0.05
 #: Batches that may wait for one broker. Beyond, they are dropped and everything newer than the last one is sent instead.
 MAX_JOBS: Final = 8
 SWEEP_S: Final = 60.0
+MAX_TOLD: Final = 10_000
 
 # What an entry of RETAINED says.
 CLEARED: Final = 0
@@ -109,6 +110,8 @@ class Replication(Part):
         #: Topics whose message came from a third broker while its origin is away, and that origin. It may have been queued for
         #: us there, so subscribers are told when that is known.
         self._untold: dict[bytes, str] = {}
+        # Of topics whose messages may come by other ways than from their origin: what subscribers were told.
+        self._told: dict[tuple[bytes, int, str], None] = {}
         self._lines: dict[str, Line] = {}
         self._reconcile_at = FOREVER
         self._sweep_at = 0.0
@@ -167,10 +170,9 @@ class Replication(Part):
         self._set(topic, publication.stamp, origin)
         return True
 
-    def is_kept(self, topic: bytes, stamp: int, name: str, epoch: int) -> bool:
-        """Whether this very message is the one that is kept."""
-        version = self._retained.versions.get(topic)
-        return version is not None and version.stamp == stamp and version.origin == origin_id(name, epoch)
+    def was_told(self, publication: Publication, author: str) -> bool:
+        """Whether subscribers here had this very message as the one that is kept, before it came as a message."""
+        return publication.count == 1 and (publication.topic, publication.stamp, author) in self._told
 
     def _set(self, topic: bytes, stamp: int, origin: str) -> None:
         self._retained.versions[topic] = Version(stamp, origin)
@@ -394,6 +396,11 @@ class Replication(Part):
 
     def _tell_subscribers(self, message: Publication, now: float) -> None:
         """Whoever subscribed before this broker knew the message gets it now, as a subscription is answered."""
+        version = self._retained.versions.get(message.topic)
+        if version is not None and self._fabric.classes.reach(message.topic) >= GROUP:
+            self._told[message.topic, version.stamp, version.origin] = None
+            if len(self._told) > MAX_TOLD:
+                del self._told[next(iter(self._told))]
         wanted: dict[str, Target] = {}
         for subscription in self._engine.tree.match(message.topic).subscriptions:
             session = subscription.session
