@@ -356,8 +356,8 @@ class Cloud:
         self._owner.relayed(token, False, now)
 
     def _expect_echo(self, message: Publish, now: float) -> None:
-        # MQTT 5 has No Local for this.
-        if self._version != MQTT_5 and self._subscriptions.matches(message.topic):
+        # MQTT 5 has No Local for this. As long as an earlier process's subscriptions may be there, what they match is not known.
+        if self._version != MQTT_5 and (self._drop_stale_at < NEVER or self._subscriptions.matches(message.topic)):
             self._echoes.expect(message.topic, message.qos, message.payload, now)
 
     def publish(self, topic: str, payload: bytes, now: float) -> None:

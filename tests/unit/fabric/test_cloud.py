@@ -353,6 +353,18 @@ def test_in_3_1_1_echoes_are_known_and_others_saying_the_same_are_heard() -> Non
     assert texts(a) == [("x/1", b"on")]
 
 
+def test_in_3_1_1_echoes_of_what_an_earlier_process_subscribed_to_are_known() -> None:
+    cloud = EngineCloud()
+    former = joined(cloud, "a", "x/#", cloud_version="3.1.1")
+    cloud.lose(former)
+    present = Leader("a", cloud_version="3.1.1")
+    present.owner.connected = lambda kept, now: (present.relay("x/1", b"on", 2), None)[1]  # type: ignore[method-assign]
+    present.cloud.want(True, 0.0)
+    cloud.connect(present)
+    assert texts(present) == []
+    assert present.cloud.echoes == 1
+
+
 def test_a_shared_subscription_brings_its_messages_as_such() -> None:
     cloud = EngineCloud()
     a, b = joined(cloud, "a"), joined(cloud, "b", "$share/g/x/#", "x/1")
