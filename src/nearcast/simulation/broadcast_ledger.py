@@ -13,8 +13,8 @@ a broker.
 
 - *Exactly once.* At QoS 2 nothing comes twice, but after a broker died: what a broker has taken already it remembers in memory
   alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do messages of the cloud's own clients
-  have one, nor does it mean anything to them. There, what went two ways while groups changed comes twice, and what is
-  retained does as well when it comes anew with a subscription.
+  have one, nor does it mean anything to them. There, what went two ways (see *Order*) comes twice, and what is retained does
+  as well when it comes anew with a subscription.
 - *Order.* While groups change, and as long as two brokers pass on to a third what the cloud has (one of them may have died
   and not know yet that it need not), messages of a publisher may go different ways, and overtake each other.
 - *QoS 0.* What is published at QoS 0 while groups change may be lost, never doubled. Once they have been the same for a while,
@@ -87,12 +87,17 @@ def fellows(broker: FabricBroker) -> list[str]:
 
 
 def covered_by(broker: FabricBroker) -> dict[str, frozenset[str]]:
-    """The brokers that a broker passes messages of the cloud on to, itself included, each with its filters."""
+    """The brokers that a broker is to pass messages of the cloud on to, itself included, each with its filters."""
     return {
         covered.name: frozenset(covered.filters)
         for covered in broker.fabric.broadcast.coverage.covered.values()
         if covered.state != DEPARTING
     }
+
+
+def passed_on_to(broker: FabricBroker) -> list[str]:
+    """Those, and the ones that are covered elsewhere by now and get what the cloud had for them before."""
+    return list(broker.fabric.broadcast.coverage.covered)
 
 
 def is_relaying(broker: FabricBroker) -> bool:
@@ -112,6 +117,7 @@ class Coverage:
         """When messages of the cloud last had two ways to a broker."""
         self._wanted: dict[str, frozenset[str]] = {}
         self._covered: dict[str, dict[str, frozenset[str]]] = {}
+        self._passed_on: dict[str, list[str]] = {}
 
     def look(self) -> None:
         """See who covers whom now."""
@@ -124,10 +130,12 @@ class Coverage:
             broker = self._brokers.find(name)
             if broker is not None:
                 self._covered[name] = covered_by(broker)
+                self._passed_on[name] = passed_on_to(broker)
             elif not durable:
                 self._covered.pop(name, None)
+                self._passed_on.pop(name, None)
 
-        ways = Counter(place for covered in self._covered.values() for place in covered)
+        ways = Counter(place for places in self._passed_on.values() for place in places)
         self.two_ways_s.update({place: self._now() for place, count in ways.items() if count > 1})
 
     def reaches(self, place: str, topic: str, filters: list[str]) -> bool:
@@ -271,8 +279,12 @@ class BroadcastLedger(FabricLedger):
     def _may_overtake(self, known: Subscriber, message: facts.Message) -> bool:
         if super()._may_overtake(known, message) or self._broker_died_since(message.sent_s - LATE_S):
             return True
-        two_ways_s = self.coverage.two_ways_s.get(self._place(known), -LATE_S)
-        return max(self.changed_s, self._cloud_died_s, two_ways_s) >= message.sent_s - LATE_S or not self._numbered
+        return not self._numbered or self._had_two_ways(known, message)
+
+    def _had_two_ways(self, known: Subscriber, message: facts.Message) -> bool:
+        """Whether a message may have come to the subscriber's broker by two ways."""
+        two_ways_s = self.coverage.two_ways_s.get(self._place(known), -LATE_S - 1.0)
+        return max(self.changed_s, self._cloud_died_s, two_ways_s) >= message.sent_s - LATE_S
 
     def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
         return super()._may_repeat(known, sent) or self._broker_died_since(sent.message.sent_s - LATE_S)
@@ -286,8 +298,8 @@ class BroadcastLedger(FabricLedger):
         return not self._groups.all_open() or max(self._broker_died_s.values(), default=-1.0) >= when_s
 
     def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
-        changed = max(self.changed_s, self._cloud_died_s) >= sent.message.sent_s - LATE_S
-        unknown = not self._is_numbered(known, stream) and (changed or sent.message.retain)
+        two_ways = self._had_two_ways(known, sent.message)
+        unknown = not self._is_numbered(known, stream) and (two_ways or sent.message.retain)
         forgotten = sent.message.qos == 0 and self._broker_died_since(sent.message.sent_s - LATE_S)
         if unknown or forgotten:
             self.duplicated += 1
