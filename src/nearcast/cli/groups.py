@@ -102,6 +102,7 @@ def _ask_broker(url: str) -> dict[str, Any]:
         if not isinstance(health, dict) or "version" not in health:
             raise ValueError("no broker")
     except urllib.error.HTTPError as error:
+        error.close()
         raise NearcastError(f"what answers at {place} is no broker (HTTP {error.code}): is it its --http-port?") from error
     except urllib.error.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
