@@ -186,7 +186,13 @@ class Broadcast(Part):
         found = targets
         names = {target.session.client_id for target in matched}
         if filtered:
-            found = [target for target in targets if target.informed or target.session.client_id in names]
+            # A fellow whose interest is not in place here, because it is new or its link is down, may want anything.
+            known = self.fabric.interest.theirs
+            found = []
+            for target in targets:
+                client_id = target.session.client_id
+                if target.informed or client_id in names or client_id[len(PEER_PREFIX) :] not in known:
+                    found.append(target)
         via = errands.flooded(self.formation.view.version)
         return found + [_target(self.fabric.peers[name], via) for name in absent if PEER_PREFIX + name in names]
 
@@ -231,7 +237,9 @@ class Broadcast(Part):
         if not self.grouped:
             return
         self.coverage.interest_changed(name)
-        if name == self.fabric.name and self._concerns_cloud(added):
+        if name != self.fabric.name:
+            self.forget_routes()
+        elif self._concerns_cloud(added):
             self._concerning_version = version
 
     def _concerns_cloud(self, names: list[str]) -> bool:
@@ -408,6 +416,7 @@ class Broadcast(Part):
     def peer_down(self, peer: Peer, now: float) -> None:
         self._down_since[peer.name] = now
         self.goodbyes.went(peer.name)
+        self.forget_routes()
         if self.relay is not None:
             self.relay.link_lost(peer, now)
 
