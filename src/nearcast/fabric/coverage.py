@@ -93,7 +93,7 @@ class Coverage:
         self._asked = -1
         self._placed = -1
         self._marker = 0
-        self._marker_back = 0
+        self._marker_waits = False
         # Covered brokers that have something to be told.
         self._untold: dict[str, None] = {}
         # Of all covered here, for every message: see _recount.
@@ -160,9 +160,10 @@ class Coverage:
             peer.send(frame(frames.COVERED, number(0)))
 
     def _mark(self, now: float) -> int:
-        """A marker through the cloud. One that is not back when the cloud is lost is sent again, and as good as a new one."""
+        """A marker through the cloud. One that waits for the cloud will do for all; one that was sent may come back early."""
         cloud = self._broadcast.cloud
-        if cloud is not None and (cloud.connected or self._marker == self._marker_back):
+        if cloud is not None and (cloud.connected or not self._marker_waits):
+            self._marker_waits = not cloud.connected
             self._marker += 1
             cloud.mark(self._marker, now)
         return self._marker
@@ -270,6 +271,7 @@ class Coverage:
             # What the cloud had for us it has lost, so markers say nothing about it; those who wait for one have waited.
             self._asked = -1
             self._placed = -1
+        self._marker_waits = False
         for name in self.covered:
             self._untold[name] = None
 
@@ -285,7 +287,6 @@ class Coverage:
 
     def marked(self, token: int, now: float) -> None:
         """A marker is back: all that the cloud had before it is through."""
-        self._marker_back = max(self._marker_back, token)
         for covered in list(self.covered.values()):
             if covered.arrival and covered.arrival <= token:
                 covered.arrival = 0
