@@ -63,21 +63,21 @@ class CloudIntake:
     def _arrived_for_all(self, publication: Publication, identity: Identity | None, now: float) -> None:
         fabric = self._fabric
         broadcast = self._broadcast
+        # What comes by subscriptions that are being given up comes by our leader as well, and in order.
+        covered = fabric.name in broadcast.coverage.covered
         if identity is None:
             if self._is_stored(publication):
                 return
             # Of somebody else's client at the cloud: it becomes ours, and is known as such to whoever gets it from us.
             identity = Identity(fabric.name, fabric.epoch, fabric.engine.router.next_sequence)
-            new = True
-            if publication.retain:
-                fabric.engine.inbound.retain(publication, now)
+            new = covered
         else:
             publication.stamp = identity.stamp
             publication.author = origin_id(identity.origin, identity.epoch)
-            new = self._is_new(publication, identity)
-            if new and publication.retain:
-                fabric.engine.inbound.retain(publication, now)
+            new = covered and self._is_new(publication, identity)
         if new:
+            if publication.retain:
+                fabric.engine.inbound.retain(publication, now)
             broadcast.count(publication, identity.leader)
         broadcast.coverage.from_cloud(publication, identity, new, now)
 

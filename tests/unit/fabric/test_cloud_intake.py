@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from nearcast.mqtt.publication import build
 from tests.broadcast_harness import GroupMesh, GroupNode
 from tests.fabric_clients import Client
 
@@ -33,6 +34,21 @@ def test_what_is_retained_at_the_cloud_is_not_delivered_again_with_every_subscri
     outside.publish("cars/1", b"parked", 1, retain=True)  # said again, not stored
     mesh.advance(1.0)
     assert narrow.payloads == [b"parked", b"parked"]
+
+
+def test_what_comes_by_subscriptions_that_are_being_given_up_is_left_to_the_leader() -> None:
+    mesh = GroupMesh()
+    mesh.broker("a", lcm=2.0)
+    b = mesh.broker("b", lcm=1.0)
+    client = Client(b, "client")
+    client.subscribe("cars/#", 1)
+    mesh.form(("a", "b"))
+    mesh.until("b is covered by a alone", lambda: "b" not in b.fabric.broadcast.coverage.covered)
+    late = build(b"cars/1", b"one", 1, False, b"", 0.0)
+    b.fabric.broadcast.intake.arrived(late, None, mesh.now)
+    Client(mesh.cloud, "outside").publish("cars/1", b"one", 1)
+    mesh.advance(1.0)
+    assert client.payloads == [b"one"]
 
 
 def test_a_shared_subscription_that_is_wider_than_the_rule_is_served() -> None:
