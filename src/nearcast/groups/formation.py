@@ -51,6 +51,8 @@ groups less often (:mod:`nearcast.groups.rosters`). Nothing here takes time that
 
 from __future__ import annotations
 
+from typing import Final
+
 from nearcast.groups import messages, rosters
 from nearcast.groups.changes import Change, LeaderChanged, ViewChanged
 from nearcast.groups.memberships import Membership
@@ -59,6 +61,10 @@ from nearcast.groups.neighbours import Neighbours
 from nearcast.groups.standing import Standing
 from nearcast.groups.steps import ASKING, FOREVER, IDLE, JOINING, MEASURING
 from nearcast.groups.views import Member, View
+
+MAX_AHEAD: Final = 1 << 48
+"""How much higher than its own view's version a broker believes that of another to be. Versions begin with milliseconds of the
+wall clock, so this is thousands of years: one that lies shall not bring everybody's to the end of all numbers."""
 
 __all__ = ["Change", "Formation", "LeaderChanged", "Neighbours", "ViewChanged", "outranks"]
 
@@ -157,8 +163,7 @@ class Formation(Standing):
         if self.leads and self._roster.remove(sender, now):
             self._changes.append(ViewChanged())  # whoever asks leads: it restarted, or its Leave is lost
         if not self.leads:
-            leader = self.place_of(self.leader)
-            self._send(sender, Answer(ask.number, messages.REDIRECT, leader.name, leader.address))
+            self._send(sender, Answer(ask.number, messages.FOLLOWS))
         elif step.kind == ASKING and step.is_with(sender):
             # The questions crossed. Both sides decide by the same figures, so no answer is needed.
             if outranks(ask.lcm, ask.size, sender, step.lcm, step.size, self.name):
@@ -171,10 +176,14 @@ class Formation(Standing):
             self._send(sender, Answer(ask.number, messages.BUSY))
         elif ask.latency_ms >= self._thresholds.join_ms:
             self._send(sender, Answer(ask.number, messages.NO))  # near enough for its group, not for ours
+        elif ask.size + len(self._roster.view.members) > messages.MAX_MEMBERS:
+            self._send(sender, Answer(ask.number, messages.NO))
         elif not outranks(ask.lcm, ask.size, sender, self.lcm, len(self._roster.view.members), self.name):
             self._send(sender, Answer(ask.number, messages.I_LEAD))
-        elif self._thresholds.leave_ms < self._neighbours.latency_ms(sender) < FOREVER:
-            self._send(sender, Answer(ask.number, messages.NO))  # we would leave again at once
+        elif self._neighbours.latency_ms(sender) > self._thresholds.leave_ms:
+            # We would leave again at once; or cannot tell. It asks again, and by then we have measured it, unless its pings
+            # come through and ours do not.
+            self._send(sender, Answer(ask.number, messages.NO))
         else:
             self._send(sender, Answer(ask.number, messages.YOU_LEAD))
             self._begin_join(self.place_of(sender), ask.threshold_ms, now)
@@ -191,7 +200,7 @@ class Formation(Standing):
             self.refusals += 1
             if answer.verdict == messages.NO:
                 self._avoidance.failed(sender, now)
-            elif answer.verdict == messages.REDIRECT:
+            elif answer.verdict == messages.FOLLOWS:
                 self._avoidance.is_no_leader(sender, now)
             self._give_up(now)
 
@@ -211,6 +220,7 @@ class Formation(Standing):
                     self._send(member.name, update)
 
     def _join_asked(self, sender: str, join: Join, now: float) -> None:
+        self._believe(sender, join.version)
         if self.leads and join.reign and self._step.kind == JOINING and self._roster.note(sender, now):
             return  # it will hear in a moment whether we still lead
         if not self.leads or self._step.kind == JOINING:
@@ -270,6 +280,7 @@ class Formation(Standing):
     def _welcomed(self, sender: str, welcome: Welcome, now: float) -> None:
         view = welcome.view
         step = self._step
+        self._believe(sender, view.version)
         if view.leader != sender or self.name not in view.members:
             return
         if step.kind == JOINING and step.is_with(sender):
@@ -353,6 +364,7 @@ class Formation(Standing):
             self._lead(now)
 
     def _updated(self, sender: str, update: Update, now: float) -> None:
+        self._believe(sender, update.version)
         membership = self._membership
         if membership is None or sender != membership.view.leader:
             if not (self._step.kind == JOINING and self._step.is_with(sender)):
@@ -422,7 +434,7 @@ class Formation(Standing):
     # --- messages -------------------------------------------------------------------------------------------------------
 
     def handle(self, sender: str, message: Message, now: float) -> None:
-        """A message arrived. What does not fit the state any more is ignored."""
+        """A message arrived. What does not fit the state any more is ignored; what nobody means to say raises ValueError."""
         if isinstance(message, Ask):
             self._asked(sender, message, now)
         elif isinstance(message, Answer):
@@ -439,3 +451,9 @@ class Formation(Standing):
             self._noticed(sender, message, now)
         elif isinstance(message, Leave):
             self._left(sender, message, now)
+
+    def _believe(self, sender: str, version: int) -> None:
+        if version > self.view.version + MAX_AHEAD:
+            raise ValueError(
+                f"{sender} speaks of a view of version {version:,}; those of this group are at {self.view.version:,}"
+            )

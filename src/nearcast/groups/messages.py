@@ -19,11 +19,13 @@ Found    leader → member   there, by its last announcement
 A leader join takes Ask, Answer and Join, a member join Notice and Join, as the paper counts (section IV-A); Welcome, Update
 and Leave are what it leaves to the connection. ``number`` says which question an answer belongs to: a broker never uses one
 twice.
+
+What arrives is checked here, so that nothing behind it meets a number that is none, or a name that no broker can have.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -46,7 +48,13 @@ YOU_LEAD: Final = 1
 I_LEAD: Final = 2
 BUSY: Final = 3
 NO: Final = 4
-REDIRECT: Final = 5
+FOLLOWS: Final = 5
+"""It does not lead."""
+
+MAX_NUMBER: Final = 1 << 62
+MAX_MEMBERS: Final = 16_384
+MAX_NAME_CHARACTERS: Final = 128
+MAX_ADDRESS_CHARACTERS: Final = 300
 
 
 class Message:
@@ -79,16 +87,12 @@ class Ask(Message):
 
 
 class Answer(Message):
-    """``leader`` and its address: whom to ask instead (REDIRECT)."""
-
-    def __init__(self, number: int, verdict: int, leader: str = "", address: str = "") -> None:
+    def __init__(self, number: int, verdict: int) -> None:
         super().__init__(ANSWER, number)
         self.verdict = verdict
-        self.leader = leader
-        self.address = address
 
     def encode(self) -> bytes:
-        return _encode((ANSWER, self.number, self.verdict, self.leader, self.address))
+        return _encode((ANSWER, self.number, self.verdict))
 
 
 class Join(Message):
@@ -237,7 +241,13 @@ class Found(Message):
         return _encode((FOUND, 0, self.leader, self.address, self.probe_address, self.threshold_ms))
 
 
-_Members = list[tuple[str, str, int, str]]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+#: Capabilities, thresholds and latencies may be infinite.
+_Measure = Annotated[float, msgspec.Meta(ge=0.0)]
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+_Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARACTERS)]
+_Members = Annotated[list[tuple[_Name, _Address, _Number, _Address]], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Names = Annotated[list[_Name], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 def _fields(member: Member) -> tuple[str, str, int, str]:
@@ -245,18 +255,22 @@ def _fields(member: Member) -> tuple[str, str, int, str]:
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_ask: Final = msgspec.msgpack.Decoder(tuple[int, int, float, int, float, float]).decode
-_decode_answer: Final = msgspec.msgpack.Decoder(tuple[int, int, int, str, str]).decode
-_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, int, float, str, str, int, int]).decode
-_decode_welcome: Final = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, float, float, _Members]).decode
-_decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
-_decode_update: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, float, float, _Members, list[str]]).decode
-_decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
-_decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_decode_ask: Final = msgspec.msgpack.Decoder(tuple[int, _Number, _Measure, _Number, _Measure, _Measure]).decode
+_decode_answer: Final = msgspec.msgpack.Decoder(tuple[int, _Number, int]).decode
+_decode_join: Final = msgspec.msgpack.Decoder(tuple[int, _Number, _Measure, _Address, _Address, _Number, _Number]).decode
+_decode_welcome: Final = msgspec.msgpack.Decoder(
+    tuple[int, _Number, _Name, _Number, _Number, _Measure, _Measure, _Members]
+).decode
+_decode_refuse: Final = msgspec.msgpack.Decoder(tuple[int, _Number, _Name, _Address, _Address, _Measure]).decode
+_decode_update: Final = msgspec.msgpack.Decoder(
+    tuple[int, int, _Number, _Number, _Number, _Measure, _Measure, _Members, _Names]
+).decode
+_decode_notice: Final = msgspec.msgpack.Decoder(tuple[int, int, _Name, _Address, _Address, _Measure]).decode
+_decode_leave: Final = msgspec.msgpack.Decoder(tuple[int, _Number]).decode
 
-_decode_report: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int]).decode
-_decode_seek: Final = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
-_decode_found: Final = msgspec.msgpack.Decoder(tuple[int, int, str, str, str, float]).decode
+_decode_report: Final = msgspec.msgpack.Decoder(tuple[int, int, _Number, _Number]).decode
+_decode_seek: Final = msgspec.msgpack.Decoder(tuple[int, int, _Name]).decode
+_decode_found: Final = msgspec.msgpack.Decoder(tuple[int, int, _Name, _Address, _Address, _Measure]).decode
 
 
 def decode(content: bytes) -> Message:
@@ -274,34 +288,43 @@ def _decoded(content: bytes) -> Message:
         _, number, lcm, size, threshold_ms, latency_ms = _decode_ask(content)
         return Ask(number, lcm, size, threshold_ms, latency_ms)
     if kind == ANSWER:
-        _, number, verdict, leader, address = _decode_answer(content)
-        return Answer(number, verdict, leader, address)
+        _, number, verdict = _decode_answer(content)
+        return Answer(number, verdict)
     if kind == JOIN:
         _, number, lcm, address, probe_address, version, reign = _decode_join(content)
         return Join(number, lcm, address, probe_address, version, reign)
     if kind == WELCOME:
         _, number, leader, reign, version, join_ms, leave_ms, listed = _decode_welcome(content)
-        members = {member[0]: Member(*member) for member in listed}
+        members = {member.name: member for member in _members(listed)}
         return Welcome(number, View(leader, version, join_ms, leave_ms, members, reign))
     if kind == REFUSE:
         _, number, leader, address, probe_address, threshold_ms = _decode_refuse(content)
-        return Refuse(number, leader, address, probe_address, threshold_ms)
+        return Refuse(number, _named(leader), address, probe_address, threshold_ms)
     if kind == UPDATE:
         _, _, reign, base, version, join_ms, leave_ms, joined, left = _decode_update(content)
-        return Update(reign, base, version, join_ms, leave_ms, [Member(*member) for member in joined], left)
+        return Update(reign, base, version, join_ms, leave_ms, _members(joined), left)
     if kind == NOTICE:
         _, _, leader, address, probe_address, threshold_ms = _decode_notice(content)
-        return Notice(leader, address, probe_address, threshold_ms)
+        return Notice(_named(leader), address, probe_address, threshold_ms)
     if kind == LEAVE:
         return Leave(_decode_leave(content)[1])
     if kind == REPORT:
         _, _, correct, redundant = _decode_report(content)
-        if correct < 0 or redundant < 0:
-            raise ValueError("no message about groups: a report counts from 0")
         return Report(correct, redundant)
     if kind == SEEK:
         return Seek(_decode_seek(content)[2])
     if kind == FOUND:
         _, _, leader, address, probe_address, threshold_ms = _decode_found(content)
-        return Found(leader, address, probe_address, threshold_ms)
+        return Found(_named(leader), address, probe_address, threshold_ms)
     raise ValueError(f"no message about groups: kind {kind}")
+
+
+def _members(listed: list[tuple[str, str, int, str]]) -> list[Member]:
+    return [Member(_named(name), address, version, probe_address) for name, address, version, probe_address in listed]
+
+
+def _named(name: str) -> str:
+    """As brokers may be called in the configuration."""
+    if not name or not name.isprintable():
+        raise ValueError(f"no message about groups: {name!r} is no broker's name")
+    return name

@@ -221,7 +221,7 @@ def test_a_member_sends_askers_to_its_leader() -> None:
     m.joins("x")
     ((_, answer),) = m.hear("y", Ask(3, 1.0, 1, 5.0, 1.0))
     assert isinstance(answer, Answer)
-    assert (answer.verdict, answer.leader, answer.address) == (messages.REDIRECT, "x", "x:1884")
+    assert answer.verdict == messages.FOLLOWS
 
 
 def test_a_leader_that_does_not_answer_makes_room_for_others() -> None:
@@ -246,6 +246,37 @@ def test_it_does_not_join_a_leader_that_it_would_have_to_leave() -> None:
     ((_, answer),) = m.hear("x", Ask(3, 99.0, 1, 5.0, 4.0))
     assert isinstance(answer, Answer)
     assert answer.verdict == messages.NO
+
+
+def test_it_does_not_join_a_leader_that_it_cannot_measure() -> None:
+    # One behind a firewall measures us, and we do not measure it: we would join, leave, and be asked again, for ever.
+    m = Machine()
+    m.neighbours.latencies_ms["x"] = math.inf
+    ((_, answer),) = m.hear("x", Ask(1, 9.0, 3, 5.0, 1.0))
+    assert isinstance(answer, Answer)
+    assert answer.verdict == messages.NO
+    m.neighbours.latencies_ms["x"] = 1.0
+    assert [type(said) for _, said in m.hear("x", Ask(2, 9.0, 3, 5.0, 1.0))] == [Answer, Join]
+
+
+def test_a_group_that_would_be_too_large_is_not_made() -> None:
+    m = Machine()
+    ((_, answer),) = m.hear("x", Ask(1, 9.0, messages.MAX_MEMBERS, 5.0, 1.0))
+    assert isinstance(answer, Answer)
+    assert answer.verdict == messages.NO
+
+
+def test_nobody_is_believed_to_be_thousands_of_years_ahead() -> None:
+    m = Machine()
+    with pytest.raises(ValueError, match="x speaks of a view of version"):
+        m.hear("x", Join(1, 1.0, "x:1884", "", 1 << 60, 0))
+    assert sorted(m.formation.view.members) == ["m"]
+    join = m.joins("x")
+    with pytest.raises(ValueError, match="x speaks of a view of version"):
+        m.hear("x", Welcome(join.number, view("x", 1 << 60, "m")))
+    with pytest.raises(ValueError, match="x speaks of a view of version"):
+        m.hear("x", Update(0, 0, 1 << 60, 5.0, 6.25, [], []))
+    assert m.formation.view.version == 50
 
 
 def test_an_answer_to_another_question_is_ignored() -> None:
@@ -434,8 +465,9 @@ def test_a_leader_that_answers_no_ping_any_more_is_left() -> None:
 
 def test_a_leader_that_was_not_measured_yet_is_given_time() -> None:
     m = Machine()
-    m.neighbours.latencies_ms["x"] = math.inf
-    m.joins("x")
+    join = m.hear("x", Ask(1, 9.0, 3, 5.0, 1.0))[-1][1]
+    m.neighbours.latencies_ms["x"] = math.inf  # it has moved
+    m.hear("x", Welcome(join.number, view("x", 50, "m")))
     m.wait(4.0)
     assert m.formation.leader == "x"
     m.wait(3.0)

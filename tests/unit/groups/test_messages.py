@@ -10,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearcast.groups import messages
-from nearcast.groups.messages import Answer, Ask, Join, Leave, Message, Notice, Refuse, Report, Update, Welcome, decode
+from nearcast.groups.messages import (
+    Answer,
+    Ask,
+    Found,
+    Join,
+    Leave,
+    Message,
+    Notice,
+    Refuse,
+    Report,
+    Seek,
+    Update,
+    Welcome,
+    decode,
+)
 from nearcast.groups.views import Member, View
 
 MEMBERS = {
@@ -22,7 +36,7 @@ UPDATE = Update(2**47, 3, 70_000, 5.0, 6.25, [MEMBERS["köln"]], ["bonn"])
 
 EVERY_KIND: list[Message] = [
     Ask(1, 1_000.5, 3, 5.0, 2.25),
-    Answer(2**40, messages.REDIRECT, "berlin", "berlin.example:1884"),
+    Answer(2**40, messages.FOLLOWS),
     Join(3, 0.0, "köln:1884", "köln:1885", 17, 2**47),
     Welcome(4, VIEW),
     Refuse(5, "berlin", "berlin.example:1884", "", math.inf),
@@ -30,6 +44,8 @@ EVERY_KIND: list[Message] = [
     Notice("berlin", "berlin.example:1884", "berlin.example:1885", 5.0),
     Leave(6),
     Report(7, 8),
+    Seek("berlin"),
+    Found("berlin", "berlin.example:1884", "berlin.example:1885", 5.0),
 ]
 
 
@@ -53,6 +69,32 @@ def test_a_message_that_is_cut_short_or_has_more_is_none(message: Message) -> No
             decode(content[:size])
     with pytest.raises(ValueError, match="no message about groups"):
         decode(content + b"\x00")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ask(1, math.nan, 3, 5.0, 2.25),
+        Ask(1, 1.0, 3, -5.0, 2.25),
+        Join(3, 0.0, "a:1", "", 2**64 - 1, 1),
+        Join(3, 0.0, "a:1", "", -1, 1),
+        Join(3, 0.0, "a" * 301, "", 1, 1),
+        Welcome(4, View("a", 1, 5.0, math.nan, {"a": Member("a", "", 1)}, 1)),
+        Welcome(4, View("a", 1, 5.0, 6.0, {"\0\0": Member("\0\0", "", 1)}, 1)),
+        Welcome(4, View("a", 1, 5.0, 6.0, {"": Member("", "", 1)}, 1)),
+        Welcome(4, View("a", 1, 5.0, 6.0, {"a": Member("a" * 129, "", 1)}, 1)),
+        Welcome(4, View("a", 1, 5.0, 6.0, {f"{number}": Member(f"{number}", "", 1) for number in range(16_385)}, 1)),
+        Update(1, 3, 2**63, 5.0, 6.25, [], []),
+        Update(1, 3, 4, 5.0, 6.25, [Member("\n", "", 1)], []),
+        Update(1, 3, 4, 5.0, 6.25, [], ["gone"] * 16_385),
+        Notice("a\x1b[2J", "a:1", "", 5.0),
+        Refuse(5, "a", "a:1", "", math.nan),
+        Report(-1, 8),
+    ],
+)
+def test_what_no_broker_can_say_in_earnest_is_no_message(message: Message) -> None:
+    with pytest.raises(ValueError, match="no message about groups"):
+        decode(message.encode())
 
 
 @given(st.binary(max_size=40))
