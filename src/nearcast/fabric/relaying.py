@@ -312,7 +312,7 @@ class Relay:
         if peer is not None:
             self._broadcast.coverage.carry_missing(publication, peer.name, peer.epoch, errand.view, now)
             if self._broadcast.leads:
-                errand.view = self._broadcast.formation.view.version
+                errand = errands.Errand(errand.kind, errand.rest, self._broadcast.formation.view.version, errand.turn)
         source.backlog.append(Waiting(publication, errand))
         source.backlog_bytes += len(publication.packets)
         self._backlogs_bytes += len(publication.packets)

@@ -214,3 +214,24 @@ def test_the_relay_says_how_it_is() -> None:
     site.mesh.part("a", "b")
     site.mesh.run()
     assert relay_of(site.b).state() == "held"
+
+
+def test_what_waits_for_the_cloud_at_a_leader_does_not_keep_its_own_clients_waiting() -> None:
+    mesh = GroupMesh()
+    mesh.far(("a",), ("b",))
+    a, b = mesh.broker("a", lcm=2.0), mesh.broker("b", lcm=1.0)
+    mesh.form(("a",), ("b",))
+    subscriber = Client(a, "subscriber")
+    subscriber.subscribe("cars/#")
+    mesh.advance(1.0)
+    for node in (a, b):
+        cloud = node.fabric.broadcast.cloud
+        assert cloud is not None
+        cloud.machine.settings.max_inflight = 0  # it has no room
+    publisher = Client(b, "publisher")
+    for payload in payloads(10):
+        publisher.publish("cars/1", payload)
+    mesh.distances.clear()
+    mesh.form(("a", "b"))
+    assert subscriber.payloads == payloads(10)
+    assert b.waiting == 10
