@@ -104,6 +104,10 @@ class ClientSettings:
     holds of QoS 2 messages that an earlier machine sent: the server would take a new message with one of those for a
     repetition, and drop it."""
 
+    lowers_publishes: bool = False
+    """Whether a publish that was made for more than the server of the present connection serves (QoS, retain flag) goes at
+    what it serves. Otherwise it is refused."""
+
     request_response_information: bool = False
     """Whether to ask the server for a prefix for response topics."""
 

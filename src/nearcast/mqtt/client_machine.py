@@ -91,7 +91,7 @@ class ClientMachine:
         self._publishes = PublishEncoder(settings)
         self._incoming = IncomingMessages(settings)
         self._requests = Requests(self._identifiers)
-        self._reader = PacketReader(settings.version, settings.max_packet_bytes)
+        self._reader = PacketReader(settings.version, settings.max_packet_bytes, by_server=True)
         self._output: list[bytes] = []
         self._events: list[ClientEvent] = []
         self._last_token = 0
@@ -135,7 +135,7 @@ class ClientMachine:
         packet = connect_packet(settings, self.client_id, clean_start, self._authentication)
         self.state = CONNECTING
         self._asked_clean_start = clean_start
-        self._reader = PacketReader(self._version, settings.max_packet_bytes)
+        self._reader = PacketReader(self._version, settings.max_packet_bytes, by_server=True)
         self._output.clear()
         self._publishes.opened()
         self._incoming.opened()
@@ -340,6 +340,8 @@ class ClientMachine:
     def _continue_session(self, session_present: bool, now: float) -> None:
         """Bring the session onto the new connection (section 4.4)."""
         self._outgoing.opened(min(self.limits.receive_maximum, self.settings.max_inflight))
+        if self.limits.maximum_qos < 2:
+            self._is_released = True  # such a server holds none, and may take a PUBREL for an error
         if session_present:
             if not self._is_released:
                 # Nothing is published before the last of them is answered: an identifier that is in use cannot be released.
@@ -420,15 +422,26 @@ class ClientMachine:
             outgoing = self._outgoing.next_to_send()
             if outgoing is None:
                 return
+            if self.settings.lowers_publishes:
+                self._lower(outgoing)
             try:
                 self._write(self._publishes.encode(outgoing.publish, self.limits), now)
+                if outgoing.publish.qos == 0:
+                    self._withdraw(outgoing, reasons.SUCCESS, None)
             except RequestRefused as error:
                 self._withdraw(outgoing, error.reason_code, str(error))
             except LocalProtocolError as error:
                 # Its publisher has left long ago: the fault (in its properties) can only be told as a refusal.
                 self._withdraw(outgoing, reasons.IMPLEMENTATION_SPECIFIC, str(error))
 
-    def _withdraw(self, outgoing: Outgoing, reason_code: int, message: str) -> None:
+    def _lower(self, outgoing: Outgoing) -> None:
+        message, limits = outgoing.publish, self.limits
+        message.retain = message.retain and limits.retain_available
+        if message.qos > limits.maximum_qos:
+            message.qos = limits.maximum_qos
+            message.dup = message.dup and message.qos > 0  # [MQTT-3.3.1-2]
+
+    def _withdraw(self, outgoing: Outgoing, reason_code: int, message: str | None) -> None:
         self._outgoing.withdraw(outgoing.publish.packet_id)
         self._events.append(PublishCompleted(outgoing.token, reason_code, message))
 

@@ -27,11 +27,13 @@ __all__ = ["REASON_CODES", "FrameReader", "PacketReader", "claimed_version", "de
 class PacketReader:
     """Bytes in, packets out: a :class:`FrameReader` and ``decode``, with the same promises about chunks and faults.
 
-    ``version`` becomes that of a CONNECT as soon as one is read, so that a server's side can start with any.
+    ``version`` becomes that of a CONNECT as soon as one is read, so that a server's side can start with any. ``by_server``
+    says that a client reads what its server sent.
     """
 
-    def __init__(self, version: int, max_packet_bytes: int = MAX_PACKET_BYTES) -> None:
+    def __init__(self, version: int, max_packet_bytes: int = MAX_PACKET_BYTES, by_server: bool = False) -> None:
         self.version = version
+        self._by_server = by_server
         self.failure: RemoteProtocolError | None = None
         self._frames = FrameReader(max_packet_bytes)
 
@@ -42,7 +44,7 @@ class PacketReader:
         packets: list[Packet] = []
         try:
             for first_byte, body in self._frames.feed(data):
-                packet = decode(first_byte, body, self.version)
+                packet = decode(first_byte, body, self.version, self._by_server)
                 if isinstance(packet, Connect):
                     self.version = packet.version
                 packets.append(packet)

@@ -86,12 +86,15 @@ PASSWORD: Final = 0x40
 USERNAME: Final = 0x80
 
 
-def decode(first_byte: int, body: bytes, version: int) -> Packet:
-    """The packet in one frame. A CONNECT brings its own version; ``version`` is that of the connection for all others."""
+def decode(first_byte: int, body: bytes, version: int, by_server: bool = False) -> Packet:
+    """The packet in one frame. A CONNECT brings its own version; ``version`` is that of the connection for all others.
+
+    ``by_server``: a PUBLISH with more user properties than are read loses some. It is somebody else's, and a client that left
+    the server for it would be sent it again for ever."""
     packet_type = first_byte >> 4
     flags = first_byte & 15
     if packet_type == PUBLISH:
-        return _decode_publish(flags, body, version)
+        return _decode_publish(flags, body, version, by_server)
     if packet_type == 0:
         raise malformed("packet type 0 does not exist")
     if flags != HEADER_FLAGS[packet_type]:
@@ -250,7 +253,7 @@ def _decode_connack(body: bytes, version: int) -> ConnAck:
     return ConnAck(code, body[0] == 1, properties)
 
 
-def _decode_publish(flags: int, body: bytes, version: int) -> Publish:
+def _decode_publish(flags: int, body: bytes, version: int, by_server: bool) -> Publish:
     qos = flags >> 1 & 3
     if qos == 3:
         raise malformed("PUBLISH: QoS is 3")  # [MQTT-3.3.1-4]
@@ -262,7 +265,7 @@ def _decode_publish(flags: int, body: bytes, version: int) -> Publish:
         packet_id, pos = _read_packet_id(body, pos, PUBLISH)
     properties: Properties | None = None
     if version >= MQTT_5:
-        properties, pos = decode_properties(body, pos, PUBLISH)
+        properties, pos = decode_properties(body, pos, PUBLISH, by_server)
     if topic == "":
         if version < MQTT_5:
             raise malformed("PUBLISH: the topic name is empty")  # [MQTT-4.7.3-1]

@@ -138,8 +138,9 @@ def is_topic_name(topic: str) -> bool:
 MAX_USER_PROPERTIES: Final = 1_000
 
 
-def decode_properties(data: bytes, pos: int, packet_type: int) -> tuple[Properties | None, int]:
+def decode_properties(data: bytes, pos: int, packet_type: int, leaves_out: bool = False) -> tuple[Properties | None, int]:
     """The properties whose length prefix is at ``pos``, and the position behind them. ``None`` when there are none.
+    ``leaves_out``: user properties beyond the bound are left out, and no error.
 
     A property that the packet type may not carry is malformed (2.2.2.2 says so); a repeated one is a protocol error, as
     each property's section says. A SUBSCRIBE has at most one subscription identifier (3.8.2.1.2); a PUBLISH may have many.
@@ -168,10 +169,10 @@ def decode_properties(data: bytes, pos: int, packet_type: int) -> tuple[Properti
             pairs = properties.user_properties
             if pairs is None:
                 properties.user_properties = [(key, text)]
-            elif len(pairs) >= MAX_USER_PROPERTIES:
-                raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, f"{what}: more than {MAX_USER_PROPERTIES} user properties")
-            else:
+            elif len(pairs) < MAX_USER_PROPERTIES:
                 pairs.append((key, text))
+            elif not leaves_out:
+                raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, f"{what}: more than {MAX_USER_PROPERTIES} user properties")
             continue
         if seen >> identifier & 1 and not (kind == VARINT and packet_type == PUBLISH):
             raise violation(f"{what}: property {name} more than once")
