@@ -66,7 +66,7 @@ class Leader:
 
     def want(self, *filters: str) -> None:
         self.cloud.want(True, self.loop.time())
-        self.cloud.set_filters(set(filters), 1, self.loop.time())
+        self.cloud.change_filters(dict.fromkeys(filters, 2), 1, self.loop.time())
         self.flush()
 
     def relay(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> None:

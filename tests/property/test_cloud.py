@@ -90,7 +90,7 @@ class World:
         wanted = {one: self.rng.randrange(3) for one in self.rng.sample(FILTERS, self.rng.randrange(4))}
         wanted["x/#"] = 2
         self.version_wanted += 1
-        self.receiver.cloud.set_filters(wanted, self.version_wanted, self.now)
+        self.receiver.set_filters(wanted, self.version_wanted, self.now)
 
     def send_mark(self) -> None:
         self.mark += 1
@@ -121,7 +121,7 @@ class World:
         self.seen_by_mark = 0
         self.marks_owed.clear()
         self.version_wanted += 1
-        self.receiver.cloud.set_filters({"x/#": 2}, self.version_wanted, self.now)
+        self.receiver.set_filters({"x/#": 2}, self.version_wanted, self.now)
 
     def carry(self) -> None:
         """Some bytes arrive, somewhere."""

@@ -106,7 +106,7 @@ class Grouping:
             "group_lcm": (broadcast.formation.lcm, "Leadership capability measure of this broker."),
             "group_leaders_known": (len(broadcast.board), "Leaders of other groups that announce themselves."),
             "cloud_connected": (float(cloud.connected), "Whether this broker is connected to the cloud."),
-            "cloud_confirm_ms": (cloud.confirm_ms, "How long the cloud takes to acknowledge a message."),
+            "cloud_confirm_ms": (cloud.relaying.confirm_ms, "How long the cloud takes to acknowledge a message."),
         }
         latency_ms = None if broadcast.leads else known(broadcast.latencies.measured_ms(view.leader))
         if latency_ms is not None:
@@ -119,14 +119,15 @@ class Grouping:
     def counters(self) -> dict[str, tuple[float, str]]:
         """Figures for /metrics."""
         cloud, figures = self._cloud, self._broadcast.figures()
+        there = cloud.relaying
         return {
             "cloud_connects": (cloud.connects, "Connections to the cloud."),
-            "cloud_relayed_messages": (cloud.relayed_messages, "Messages given to the cloud, those of members included."),
-            "cloud_relayed_bytes": (cloud.relayed_bytes, "Bytes of those: topics and payloads."),
+            "cloud_relayed_messages": (there.relayed_messages, "Messages given to the cloud, those of members included."),
+            "cloud_relayed_bytes": (there.relayed_bytes, "Bytes of those: topics and payloads."),
             "cloud_arrived_messages": (cloud.arrived_messages, "Messages that came out of the cloud."),
-            "cloud_refused_messages": (cloud.refused_messages, "Messages that the cloud did not take."),
-            "cloud_expired_messages": (cloud.expired_messages, "Messages that expired before the cloud had them."),
-            "cloud_dropped_messages": (cloud.dropped_messages, "QoS 0 messages that found no cloud."),
+            "cloud_refused_messages": (there.refused_messages, "Messages that the cloud did not take."),
+            "cloud_expired_messages": (there.expired_messages, "Messages that expired before the cloud had them."),
+            "cloud_dropped_messages": (there.dropped_messages, "QoS 0 messages that found no cloud."),
             **{f"group_{name}": (figures[key], text) for name, (key, text) in _COUNTERS.items()},
         }
 

@@ -2,8 +2,9 @@
 
 :class:`Cloud` is a pure machine over the client machine (:mod:`nearcast.mqtt.client_machine`). It owns the connection and its
 repetition, the subscriptions that the group needs there, the window of messages that are on their way, and the markers. It
-refuses to know groups, leaders, members and who gets what: that is its owner's (:class:`CloudOwner`), which says what is
-wanted and is told what happened.
+refuses to know groups, leaders, members and who gets what: that is its owner's (``cloud_owner``), which says what is wanted
+and is told what happened. Its parts have their own homes: ``cloud_dialling`` (when to connect), ``cloud_subscriptions``,
+``cloud_relaying`` (messages on their way there), ``cloud_markers``.
 
 States and what moves them::
 
@@ -30,18 +31,23 @@ Contract for the driver: after every call let out what the connection has, ask :
 from __future__ import annotations
 
 import random
-from typing import Final, Protocol
+from contextlib import suppress
+from typing import Final
 
 from nearcast.config import Limits
 from nearcast.errors import LocalProtocolError, RequestRefused
-from nearcast.fabric.cloud_copies import Copies, Echoes
+from nearcast.fabric.cloud_copies import Copies
 from nearcast.fabric.cloud_dialling import NEVER, CloudDialling
 from nearcast.fabric.cloud_markers import Markers
-from nearcast.fabric.cloud_settings import client_settings, cloud_version, leaders_topic, marks_topic, memory_topic
+from nearcast.fabric.cloud_memory import FilterMemory
+from nearcast.fabric.cloud_owner import CloudOwner
+from nearcast.fabric.cloud_relaying import CloudRelaying
+from nearcast.fabric.cloud_settings import client_settings, cloud_version, marks_topic, memory_topic
 from nearcast.fabric.cloud_subscriptions import CloudSubscriptions
 from nearcast.fabric.envelopes import Envelopes
 from nearcast.fabric.identities import Identity
 from nearcast.fabricconfig import Groups
+from nearcast.groups import leaders
 from nearcast.mqtt.access import Peer as TransportPeer
 from nearcast.mqtt.client_events import (
     Connected,
@@ -59,50 +65,14 @@ from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.packets import MQTT_5, Publish
 from nearcast.mqtt.publication import Publication
 
-WINDOW_BYTES: Final = 4_194_304
-"""Bytes of messages on their way to the cloud that it has not acknowledged."""
-
 OUTPUT_BYTES: Final = 16_777_216
 """Bytes kept for a cloud that takes them too slowly; as of a link."""
+
+REFUSED_SHOWN: Final = 3
 
 STALE_S: Final = 60.0
 """How long a process leaves the subscriptions of an earlier one alone that it does not want itself: brokers that depended on
 them have found another way by then."""
-
-
-class CloudOwner(Protocol):
-    """Who uses a :class:`Cloud`."""
-
-    def connected(self, session_kept: bool, now: float) -> None:
-        """There is a connection. ``session_kept``: the cloud still had our session, and has for us what came meanwhile."""
-
-    def lost(self, now: float) -> None:
-        """There is none any more. What was relayed and not confirmed goes out again with the next one."""
-
-    def arrived(self, publication: Publication, identity: Identity | None, now: float) -> None:
-        """A message came; one without an identity was published at the cloud by somebody else's client."""
-
-    def control(self, topic: str, payload: bytes, now: float) -> None:
-        """Something came on one of the topics brokers talk on."""
-
-    def subscribed(self, version: int, now: float) -> None:
-        """The cloud has all subscriptions of this version of the filters."""
-
-    def relayed(self, token: int, accepted: bool, now: float) -> None:
-        """The cloud has a message, or never will."""
-
-    def marked(self, token: int, now: float) -> None:
-        """A marker is back."""
-
-
-class _Relaying:
-    """A message on its way to the cloud."""
-
-    def __init__(self, token: int, message: Publish, size: int, now: float) -> None:
-        self.token = token
-        self.message = message
-        self.size = size
-        self.since = now
 
 
 class Cloud:
@@ -129,18 +99,10 @@ class Cloud:
         self.arrived_by: list[str] = []
         #: Whether that message may be one that was retained at the cloud before, and not one that was just published.
         self.may_be_stored = False
-        self.relayed_messages = 0
-        self.relayed_bytes = 0
-        self.unconfirmed_bytes = 0
-        self.refused_messages = 0
-        self.expired_messages = 0
-        self.dropped_messages = 0
         self.arrived_messages = 0
         self.echoes = 0
         self.copies = 0
         self.connects = 0
-        #: How long the cloud takes to confirm a message, smoothed; 0 before the first.
-        self.confirm_ms = 0.0
         self._owner = owner
         self._settings = settings
         self._limits = limits
@@ -149,20 +111,22 @@ class Cloud:
         self._address = settings.cloud or ""
         self.machine = ClientMachine(client_settings(settings, name, limits))
         self._envelopes = Envelopes(secret, self._version)
-        self._memory_topic = memory_topic(settings, name)
+        self._prefix = settings.prefix + "/"
+        self._leaders_topic = leaders.topic(settings.prefix, settings.region)
+        memory = FilterMemory(memory_topic(settings, name), secret)
+        self._memory_topic = memory.topic
         self._markers = Markers(marks_topic(settings, name), secret, rng)
-        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5, self._memory_topic, self._markers)
-        self._drop_stale_at = NEVER
-        self._echoes = Echoes()
+        self._marking: set[int] = set()
+        self._subscriptions = CloudSubscriptions(self.machine, self._version == MQTT_5, memory, self._markers)
+        self._subscriptions.control({self._markers.topic: (1, False), self._leaders_topic: (0, True)})
+        #: The messages on their way there.
+        self.relaying = CloudRelaying(owner, self.machine, self._envelopes, self._subscriptions, self._prefix.encode("utf-8"))
         self._copies = Copies()
+        self._drop_stale_at = NEVER
         self._dialling = CloudDialling(rng)
         self._wanted = False
         self._ending = False
         self._acting = False
-        self._relaying: dict[int, _Relaying] = {}
-        self._prefix = settings.prefix + "/"
-        self._listening: set[str] = set()
-        self.listen({leaders_topic(settings, settings.region)}, now)
 
     def set_password(self, password: bytes | None) -> None:
         """What the connections from now on say."""
@@ -182,8 +146,14 @@ class Cloud:
 
     @property
     def problem(self) -> str:
-        """Why there is no connection, in words for people; empty while there is one, or none was wanted."""
-        return self._dialling.problem
+        """Why there is no connection, or what the cloud does not allow, in words for people; empty while all is well."""
+        if not self.connected:
+            return self._dialling.problem
+        refused = self._subscriptions.refused
+        if not refused:
+            return self._markers.problem
+        shown = ", ".join(sorted(refused)[:REFUSED_SHOWN])
+        return f"it refuses {len(refused):,} subscriptions ({shown}{', …' if len(refused) > REFUSED_SHOWN else ''})"
 
     @property
     def state(self) -> str:
@@ -256,8 +226,11 @@ class Cloud:
     def tick(self, now: float) -> None:
         """Time passed."""
         self.machine.tick(now)
-        if self._drop_stale_at <= now and self.connected:
-            self._drop_stale()
+        if self.connected:
+            if self._drop_stale_at <= now:
+                self._drop_stale()
+            if self._markers.give_up_at() <= now:
+                self._give_up_markers("do not come back", now)
         self._act(now)
 
     def _drop_stale(self) -> bool:
@@ -272,7 +245,7 @@ class Cloud:
         """When :meth:`tick`, or a look at :meth:`wants_dial`, is needed next."""
         if self.connection is not None:
             deadline = self.machine.next_deadline()
-            return min(deadline, self._drop_stale_at) if self.connected else deadline
+            return min(deadline, self._drop_stale_at, self._markers.give_up_at()) if self.connected else deadline
         return self._dialling.due_at if not self._dialling.under_way and self._needed() else NEVER
 
     def take_news(self) -> list[tuple[bool, str]]:
@@ -281,20 +254,10 @@ class Cloud:
 
     # --- what is wanted -------------------------------------------------------------------------------------------------
 
-    def listen(self, topics: set[str], now: float) -> None:
-        """The topics on which other brokers are heard (:func:`leaders_topic`); at first those of our own region."""
-        self._listening = topics
-        wanted: dict[str, tuple[int, bool]] = {self._markers.topic: (1, False)}
-        for topic in topics:
-            wanted[topic] = (0, True)
-        self._subscriptions.control(wanted)
-        self._act(now)
-
-    def set_filters(self, filters: dict[str, int] | set[str], version: int, now: float) -> None:
-        """The subscriptions that are wanted from now on, with their QoS; :meth:`CloudOwner.subscribed` follows, perhaps from
-        within this call. Filters need not be collapsed."""
-        wanted = filters if isinstance(filters, dict) else dict.fromkeys(filters, 2)
-        self._subscriptions.set_filters(wanted, version)
+    def change_filters(self, changes: dict[str, int], version: int, now: float) -> None:
+        """These subscriptions are wanted from now on at this QoS, or, with -1, no longer; :meth:`CloudOwner.subscribed`
+        follows, perhaps from within this call. Filters need not be collapsed."""
+        self._subscriptions.change_filters(changes, version)
         self._act(now)
 
     @property
@@ -306,11 +269,7 @@ class Cloud:
 
     def has_room(self) -> bool:
         """Whether another QoS 1 or 2 message may be relayed now. To be asked again after every event."""
-        return (
-            self.machine.unacknowledged < self.machine.settings.max_inflight
-            and self.unconfirmed_bytes < WINDOW_BYTES
-            and self.takes_unreliable()
-        )
+        return self.relaying.has_room() and self.takes_unreliable()
 
     def takes_unreliable(self) -> bool:
         """Whether a QoS 0 message finds its way now: those do not wait for what is unconfirmed."""
@@ -320,53 +279,15 @@ class Cloud:
     def relay(self, publication: Publication, index: int, identity: Identity, token: int, now: float) -> None:
         """Publish one of a publication's messages at the cloud. :meth:`CloudOwner.relayed` follows once the cloud has it: from
         within this call at QoS 0, and for what can never be sent."""
-        limits = self.machine.limits
-        if publication.expired(now):
-            self.expired_messages += 1
-            self._owner.relayed(token, True, now)
-            return
-        qos = min(publication.qos, limits.maximum_qos)
-        message = self._envelopes.put(publication, index, identity, qos, publication.retain and limits.retain_available, now)
-        if message.topic.startswith(self._prefix):
-            self._refuse(token, now)  # only brokers speak there
-            return
-        if qos == 0 and not self.connected:
-            self.dropped_messages += 1
-            self._owner.relayed(token, False, now)
-            return
-        try:
-            number_here = self.machine.publish(message, now)
-        except (RequestRefused, LocalProtocolError):
-            self._refuse(token, now)
-            return
-        size = len(message.topic) + len(message.payload)
-        self.relayed_messages += 1
-        self.relayed_bytes += size
-        self._expect_echo(message, now)
-        if qos == 0:
-            self._owner.relayed(token, True, now)
-        else:
-            self._relaying[number_here] = _Relaying(token, message, size, now)
-            self.unconfirmed_bytes += size
-            self._wake(now)
+        self.relaying.relay(publication, index, identity, token, self.connected, now)
+        self._wake(now)
         self._act(now)
-
-    def _refuse(self, token: int, now: float) -> None:
-        self.refused_messages += 1
-        self._owner.relayed(token, False, now)
-
-    def _expect_echo(self, message: Publish, now: float) -> None:
-        # MQTT 5 has No Local for this. As long as an earlier process's subscriptions may be there, what they match is not known.
-        if self._version != MQTT_5 and (self._drop_stale_at < NEVER or self._subscriptions.matches(message.topic)):
-            self._echoes.expect(message.topic, message.qos, message.payload, now)
 
     def publish(self, topic: str, payload: bytes, now: float) -> None:
         """Say something to other brokers, at QoS 0; nothing happens without a connection."""
         if self.connected:
-            try:
+            with suppress(RequestRefused, LocalProtocolError):  # too large for this cloud; a connection that just ended
                 self.machine.publish(Publish(topic, payload), now)
-            except RequestRefused:
-                self.refused_messages += 1
             self._act(now)
 
     # --- markers --------------------------------------------------------------------------------------------------------
@@ -379,11 +300,27 @@ class Cloud:
         self._act(now)
 
     def _send_markers(self, now: float) -> None:
-        if not self._subscriptions.is_subscribing:
-            self._markers.subscribed()
-        if self._subscriptions.has(self._markers.topic):
-            for marker in self._markers.take_unsent():
-                self.machine.publish(Publish(self._markers.topic, marker, min(1, self.machine.limits.maximum_qos)), now)
+        markers, subscriptions = self._markers, self._subscriptions
+        if not subscriptions.is_subscribing:
+            markers.subscribed()
+        if not markers.has_unsent:
+            return
+        if markers.topic in subscriptions.refused:
+            self._give_up_markers("are refused", now)
+        elif subscriptions.has(markers.topic):
+            qos = min(1, self.machine.limits.maximum_qos)
+            for marker in markers.take_unsent(now):
+                try:
+                    self._marking.add(self.machine.publish(Publish(markers.topic, marker, qos), now))
+                except RequestRefused:
+                    self._give_up_markers("are too large for it", now)
+                    return
+            if qos == 0:
+                markers.taken(now)
+
+    def _give_up_markers(self, reason: str, now: float) -> None:
+        for token in self._markers.give_up(reason):
+            self._owner.marked(token, now)
 
     # --- the machine ----------------------------------------------------------------------------------------------------
 
@@ -429,7 +366,7 @@ class Cloud:
         if isinstance(event, MessageReceived):
             self._arrived(event.message, now)
         elif isinstance(event, PublishCompleted):
-            self._confirmed(event, now)
+            self._completed(event, now)
         elif isinstance(event, SubscribeCompleted):
             self._subscriptions.subscribed(event)
             self._copies.clear()
@@ -449,15 +386,10 @@ class Cloud:
         self.session_kept = event.session_present
         self._dialling.connected(now)
         self._markers.connected()
+        self.relaying.greeted(event.session_present, now)
         if self.connects == 1 and event.session_present:
             self._drop_stale_at = now + STALE_S
-        if event.session_present:
-            # What was in flight went out again, and an echo may come for each time.
-            for relaying in self._relaying.values():
-                if relaying.message.qos == 1:
-                    self._expect_echo(relaying.message, now)
-        else:
-            self._echoes.clear()
+        if not event.session_present:
             self._copies.clear()
         self._subscriptions.greeted(event.session_present, event.limits, now)
         self._owner.connected(event.session_present, now)
@@ -472,38 +404,36 @@ class Cloud:
         if was_connected:
             self._owner.lost(now)
 
-    def _confirmed(self, event: PublishCompleted, now: float) -> None:
-        relaying = self._relaying.pop(event.token, None)
-        if relaying is None:
-            return  # a marker
-        self.unconfirmed_bytes -= relaying.size
-        accepted = event.reason_code < 0x80
-        if accepted:
-            took_ms = (now - relaying.since) * 1e3
-            self.confirm_ms = took_ms if self.confirm_ms == 0.0 else self.confirm_ms + 0.125 * (took_ms - self.confirm_ms)
+    def _completed(self, event: PublishCompleted, now: float) -> None:
+        if event.token not in self._marking:
+            self.relaying.completed(event, now)
+            return
+        self._marking.discard(event.token)
+        if event.reason_code < 0x80:
+            self._markers.taken(now)
         else:
-            self.refused_messages += 1
-        self._owner.relayed(relaying.token, accepted, now)
+            self._give_up_markers("are refused", now)
 
     def _arrived(self, message: Publish, now: float) -> None:
         topic = message.topic
         if topic.startswith(self._prefix):
             if topic == self._markers.topic:
-                token = self._markers.back(message.payload)
+                token = self._markers.back(message.payload, now)
                 if token >= 0:
                     self._owner.marked(token, now)
             elif topic.startswith(self._memory_topic):
                 if self._drop_stale_at < NEVER:
-                    self._subscriptions.recall(message.payload)
-            elif topic in self._listening:
+                    self._subscriptions.recall(message.payload, now)
+            elif topic == self._leaders_topic:
                 self._owner.control(topic, message.payload, now)
             return
+        self._markers.heard(now)
         identifiers = None if message.properties is None else message.properties.subscription_identifiers
         publication, identity = self._envelopes.take(message, now)
         self.arrived_by = [] if identifiers is None else self._subscriptions.shares(identifiers)
         if identity is None and not self.arrived_by:
             if self._version != MQTT_5:
-                if self._echoes.is_echo(topic, message.qos, message.payload, now):
+                if self.relaying.echoes.is_echo(topic, message.qos, message.payload, now):
                     self.echoes += 1
                     return
             elif identifiers is not None and self._copies.is_copy(topic, message.payload, identifiers, now):

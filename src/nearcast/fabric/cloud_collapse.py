@@ -62,8 +62,10 @@ class Collapsed:
         self._place(topic_filter)
 
     def drop(self, topic_filter: str) -> None:
-        """Do not want a filter any more."""
-        qos = self._qos.pop(topic_filter)
+        """Do not want a filter any more, if it was wanted."""
+        qos = self._qos.pop(topic_filter, -1)
+        if qos < 0:
+            return
         name = self._top_of.pop(topic_filter)
         top = self._tops[name]
         del top.members[topic_filter]

@@ -249,6 +249,7 @@ class CloudFilters:
         self._common: dict[str, list[str]] = {}
         self._wanted_counts: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
+        self._changed: dict[str, None] = {}
         self._shared: dict[str, str] = {}
 
     def set_rules(self, rules: list[str]) -> None:
@@ -259,6 +260,7 @@ class CloudFilters:
         self.version += 1
         self._common.clear()
         self._wanted_counts.clear()
+        self._changed.update(dict.fromkeys(self._wanted))
         self._wanted.clear()
         for topic_filter, counts in self._counts.items():
             for qos in range(3):
@@ -294,6 +296,7 @@ class CloudFilters:
                 counts = [0, 0, 0]
                 self._wanted_counts[common] = counts
             counts[qos] += change
+            self._changed[common] = None
             if counts == [0, 0, 0]:
                 del self._wanted_counts[common]
                 del self._wanted[common]
@@ -320,6 +323,12 @@ class CloudFilters:
     def wanted(self) -> dict[str, int]:
         """What to subscribe to at the cloud, with its QoS; not collapsed. It changes with the next change here."""
         return self._wanted
+
+    def take_changes(self) -> dict[str, int]:
+        """What may have changed in that since the last call: the QoS at which each is wanted now, -1 for what is not."""
+        changes = {topic_filter: self._wanted.get(topic_filter, -1) for topic_filter in self._changed}
+        self._changed.clear()
+        return changes
 
     def shared_as(self, topic_filter: str) -> str:
         """The shared subscription of clients that is this one at the cloud."""

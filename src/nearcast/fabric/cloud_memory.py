@@ -5,11 +5,13 @@ next process does not want would go on for ever: messages for nobody, and, with 
 else should have had. So the list is kept at the cloud as well, as retained messages to ourselves, in :data:`BUCKETS` pieces so
 that a change writes little. A piece is written before the SUBSCRIBE of what is new in it, and after the UNSUBACK of what is
 gone, so the list names all that is there and perhaps more, which does no harm: it only ever leads to an UNSUBSCRIBE of what is
-not wanted. That is also why nobody need be trusted with it.
+not wanted. Pieces are signed all the same: whoever may publish there could else make us ask for what ends a connection.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import zlib
 from typing import Final
 
@@ -19,12 +21,15 @@ BUCKETS: Final = 64
 MAX_RECALLED: Final = 1_000_000
 """Filters believed to be there from before, from all pieces."""
 
+TAG_BYTES: Final = 16
+
 
 class FilterMemory:
     """The list, by pieces. ``topic`` is what their topics begin with."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, secret: bytes) -> None:
         self.topic = topic
+        self._key = hmac.digest(secret, b"nearcast filters\0" + topic.encode("utf-8"), hashlib.sha256)
         self._pieces: dict[int, dict[str, None]] = {}
 
     def add(self, filters: list[str]) -> list[tuple[str, bytes]]:
@@ -50,28 +55,40 @@ class FilterMemory:
         return [self._message(bucket) for bucket in changed]
 
     def _message(self, bucket: int) -> tuple[str, bytes]:
-        piece = self._pieces[bucket]
-        parts = [blob(topic_filter.encode("utf-8")) for topic_filter in piece]
-        return f"{self.topic}{bucket}", number(len(parts)) + b"".join(parts) if parts else b""
+        topic = f"{self.topic}{bucket}"
+        parts = [blob(topic_filter.encode("utf-8")) for topic_filter in self._pieces[bucket]]
+        if not parts:
+            return topic, b""
+        said = number(len(parts)) + b"".join(parts)
+        return topic, self._tag(said) + said
+
+    def _tag(self, said: bytes) -> bytes:
+        return hmac.digest(self._key, said, hashlib.sha256)[:TAG_BYTES]
 
     def clear(self) -> None:
         """The cloud forgot the session, and with it all that is listed."""
         self._pieces.clear()
 
-    def recall(self, payload: bytes) -> list[str]:
-        """What a piece that an earlier process wrote says; nothing if it makes no sense."""
-        if not payload:
-            return []
-        found: list[str] = []
-        try:
-            fields = Fields(b"\x00" + payload)
-            for _ in range(min(fields.number(), MAX_RECALLED)):
-                found.append(fields.blob().decode("utf-8"))
-        except ValueError:
-            return []
+    def recall(self, payload: bytes) -> tuple[list[str], list[tuple[str, bytes]]]:
+        """What a piece that an earlier process wrote says, nothing if that was somebody else; and the messages to write, where
+        this process has put what it knew itself in the place of such a piece already."""
+        said = payload[TAG_BYTES:]
+        if not hmac.compare_digest(payload[:TAG_BYTES], self._tag(said)):
+            return [], []
+        fields = Fields(b"\x00" + said)
+        found = [fields.blob().decode("utf-8") for _ in range(fields.number())]
+        if sum([len(piece) for piece in self._pieces.values()]) + len(found) > MAX_RECALLED:
+            return [], []
+        written = {bucket for bucket, piece in self._pieces.items() if piece}
+        changed: dict[int, None] = {}
         for topic_filter in found:
-            self._pieces.setdefault(bucket_of(topic_filter), {})[topic_filter] = None
-        return found
+            bucket = bucket_of(topic_filter)
+            piece = self._pieces.setdefault(bucket, {})
+            if topic_filter not in piece:
+                piece[topic_filter] = None
+                if bucket in written:
+                    changed[bucket] = None
+        return found, [self._message(bucket) for bucket in changed]
 
 
 def bucket_of(topic_filter: str) -> int:

@@ -59,6 +59,7 @@ def client_settings(settings: Groups, name: str, limits: Limits) -> ClientSettin
         resubscribe=False,
         max_packet_identifier=MAX_PACKET_IDENTIFIER,
         releases_forgotten=True,
+        lowers_publishes=True,
     )
 
 
@@ -67,11 +68,6 @@ def topic_level(name: str) -> str:
     for special in "%/+#":
         name = name.replace(special, f"%{ord(special):02X}")
     return name
-
-
-def leaders_topic(settings: Groups, region: str) -> str:
-    """Where the leaders of a region announce themselves."""
-    return f"{settings.prefix}/leaders/{region}"
 
 
 def marks_topic(settings: Groups, name: str) -> str:

@@ -1,7 +1,7 @@
 """What one broker is subscribed to at the cloud: what it wants, what it asked for, what the cloud granted.
 
-Wanted filters come as a whole, with a version; what differs from what was asked before is asked for: SUBSCRIBEs first, then
-UNSUBSCRIBEs, a bounded number of them unanswered at a time. A version is reached when every SUBSCRIBE that it needs is
+Changes of the wanted filters come with a version; what differs from what was asked before is asked for: SUBSCRIBEs first,
+then UNSUBSCRIBEs, a bounded number of them unanswered at a time. A version is reached when every SUBSCRIBE that it needs is
 answered. A refused filter counts as answered, is listed in ``refused``, and is tried again on the next connection.
 
 Options of MQTT 5: No Local (we know what we published; shared subscriptions must not have it [MQTT-3.8.3-4]), Retain As
@@ -20,6 +20,7 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+from nearcast.errors import RequestRefused
 from nearcast.fabric.cloud_collapse import Collapsed
 from nearcast.fabric.cloud_filters import FilterTree, disjoint
 from nearcast.fabric.cloud_markers import Markers
@@ -27,15 +28,24 @@ from nearcast.fabric.cloud_memory import MAX_RECALLED, FilterMemory, bucket_of
 from nearcast.mqtt.client_events import ServerLimits, SubscribeCompleted, UnsubscribeCompleted
 from nearcast.mqtt.client_machine import ClientMachine
 from nearcast.mqtt.packets import Properties, Publish, SubscriptionRequest
-from nearcast.mqtt.reasons import SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-from nearcast.mqtt.topics import SHARE_PREFIX
+from nearcast.mqtt.reasons import (
+    PACKET_TOO_LARGE,
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+    TOPIC_FILTER_INVALID,
+    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+)
+from nearcast.mqtt.topics import MAX_TOPIC_BYTES, SHARE_PREFIX
 
 MAX_REQUESTS: Final = 64
 """SUBSCRIBEs and UNSUBSCRIBEs that wait for their answers."""
 
 MAX_FILTERS: Final = 100
 MAX_FILTER_BYTES: Final = 16_384
-"""In one request."""
+"""In one request; fewer where the cloud takes smaller packets."""
+
+FILTER_BYTES: Final = 3
+REQUEST_BYTES: Final = 32
+"""What a request takes at most beside the texts of its filters: for each of them, and at all."""
 
 MAX_SHARES: Final = 10_000
 """Shared subscriptions whose identifiers are known."""
@@ -75,16 +85,15 @@ class _Version:
 class CloudSubscriptions:
     """See the module. ``machine`` is asked to subscribe; its answers are handed in."""
 
-    def __init__(self, machine: ClientMachine, has_options: bool, memory_topic: str, markers: Markers) -> None:
-        """``has_options``: the cloud is spoken to in MQTT 5. What is subscribed to is written down below ``memory_topic``."""
-        self.memory = FilterMemory(memory_topic)
+    def __init__(self, machine: ClientMachine, has_options: bool, memory: FilterMemory, markers: Markers) -> None:
+        """``has_options``: the cloud is spoken to in MQTT 5. What is subscribed to is written down in ``memory``."""
+        self.memory = memory
         self._markers = markers
         self.refused: dict[str, int] = {}
         self._machine = machine
         self._has_options = has_options
         self._limits = machine.limits
         self._control: dict[str, tuple[int, bool]] = {}
-        self._filters: dict[str, int] = {}
         self._collapsed = Collapsed()
         self._wanted: dict[str, Terms] = {}
         self._asked: dict[str, Terms] = {}
@@ -98,6 +107,7 @@ class CloudSubscriptions:
         self._unsubscribing: dict[int, list[str]] = {}
         # What an earlier process subscribed to, by all we know, and this one did not.
         self._stale: dict[str, None] = {}
+        self._has_earlier = False
         self._greeted_before = False
         self._last_request = 0
         self._versions: list[_Version] = []
@@ -109,17 +119,13 @@ class CloudSubscriptions:
         self._control = topics
         self._outdated = True
 
-    def set_filters(self, filters: dict[str, int], version: int) -> None:
-        """The filters that are wanted from now on, with their QoS."""
-        known = self._filters
+    def change_filters(self, changes: dict[str, int], version: int) -> None:
+        """These are wanted from now on at this QoS, or, with -1, no longer."""
         collapsed = self._collapsed
-        for topic_filter, qos in filters.items():
-            if known.get(topic_filter) != qos:
-                known[topic_filter] = qos
+        for topic_filter, qos in changes.items():
+            if qos >= 0:
                 collapsed.put(topic_filter, qos)
-        if len(known) != len(filters):
-            for topic_filter in [one for one in known if one not in filters]:
-                del known[topic_filter]
+            else:
                 collapsed.drop(topic_filter)
         self._versions.append(_Version(version))
 
@@ -135,11 +141,13 @@ class CloudSubscriptions:
 
     def has(self, topic_filter: str) -> bool:
         """Whether the cloud is known to have this one."""
-        return topic_filter in self._asked and all(topic_filter not in names for names in self._subscribing.values())
+        if topic_filter not in self._asked or topic_filter in self.refused:
+            return False
+        return all(topic_filter not in names for names in self._subscribing.values())
 
     def matches(self, topic: str) -> bool:
-        """Whether what is published there comes to us, as far as we asked for it."""
-        return self._asked_tree.matches(topic)
+        """Whether what is published there may come to us: because we asked for it, or an earlier process may have."""
+        return self._has_earlier or self._asked_tree.matches(topic)
 
     def shares(self, identifiers: list[int]) -> list[str]:
         """The shared subscriptions among those of these identifiers."""
@@ -179,8 +187,11 @@ class CloudSubscriptions:
         """``qos`` -1: it is not wanted any more."""
         if topic_filter in self._control:
             return
-        if qos < 0 or not self._is_available(topic_filter, distinct):
+        code = self._unavailable(topic_filter, distinct) if qos >= 0 else 0
+        if qos < 0 or code:
             self._set_terms(topic_filter, None)
+            if code:
+                self.refused[topic_filter] = code
             return
         shared = topic_filter.startswith(SHARE_PREFIX)
         numbered = shared or topic_filter in self._collapsed.overlapping
@@ -196,21 +207,25 @@ class CloudSubscriptions:
             self._wanted.pop(topic_filter, None)
             if asked is not None:
                 self._dropping[topic_filter] = None
+            else:
+                self.refused.pop(topic_filter, None)
             return
         self._wanted[topic_filter] = terms
         if asked != terms:
             self._adding[topic_filter] = None
 
-    def _is_available(self, topic_filter: str, distinct: bool) -> bool:
-        code = 0
+    def _unavailable(self, topic_filter: str, distinct: bool) -> int:
+        """Why the cloud need not be asked for a filter; 0 if it may have it."""
         if topic_filter.startswith(SHARE_PREFIX):
             if not (distinct and self._limits.shared_subscription_available):
-                code = SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+                return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         elif not self._limits.wildcard_subscription_available and ("+" in topic_filter or "#" in topic_filter):
-            code = WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-        if code:
-            self.refused[topic_filter] = code
-        return not code
+            return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        # What a client's filter and a rule have in common may be longer than either.
+        size = len(topic_filter.encode("utf-8"))
+        if size > MAX_TOPIC_BYTES:
+            return TOPIC_FILTER_INVALID
+        return PACKET_TOO_LARGE if size + REQUEST_BYTES > self._limits.maximum_packet_bytes else 0
 
     # --- asking ---------------------------------------------------------------------------------------------------------
 
@@ -222,7 +237,8 @@ class CloudSubscriptions:
             self._forget(topic_filter)
         self.refused.clear()
         first, self._greeted_before = not self._greeted_before, True
-        if session_kept and first:
+        self._has_earlier = session_kept and (first or self._has_earlier)
+        if session_kept and first and limits.retain_available and limits.wildcard_subscription_available:
             # What an earlier process wrote down. Before anything is written: the retained messages come at this.
             recall = SubscriptionRequest(f"{self.memory.topic}+", 0, True, True, 0)
             self._machine.subscribe([recall], None, now)
@@ -238,7 +254,8 @@ class CloudSubscriptions:
             self._asked_tree.remove(topic_filter)
 
     def pump(self, now: float) -> list[int]:
-        """While connected: ask for what is missing; returns the versions that are reached."""
+        """While connected: ask for what is missing; returns the versions that are reached. Of those that need the same
+        requests only the last counts."""
         if self._outdated or self._collapsed.changed:
             self._plan()
         while (self._adding or self._dropping) and len(self._subscribing) + len(self._unsubscribing) < MAX_REQUESTS:
@@ -252,6 +269,8 @@ class CloudSubscriptions:
             for waiting in self._versions:
                 if waiting.last_request < 0:
                     waiting.last_request = self._last_request
+        while len(self._versions) > 1 and self._versions[-2].last_request == self._versions[-1].last_request:
+            del self._versions[-2]
         # Answered in the order of asking or not: the oldest that is unanswered decides.
         oldest = next(iter(self._subscribing), self._last_request + 1)
         reached = [one.version for one in self._versions if 0 <= one.last_request < oldest]
@@ -305,24 +324,31 @@ class CloudSubscriptions:
     def _first_of(self, filters: dict[str, None]) -> list[str]:
         """As many as one request takes. Looked for in one go: a dict is slow to find its first key once many are gone."""
         names: list[str] = []
-        size = 0
+        room = min(MAX_FILTER_BYTES, self._limits.maximum_packet_bytes - REQUEST_BYTES)
         for topic_filter in filters:
+            room -= len(topic_filter.encode("utf-8")) + FILTER_BYTES
+            if names and room < 0:
+                break
             names.append(topic_filter)
-            size += len(topic_filter)
-            if len(names) >= MAX_FILTERS or size >= MAX_FILTER_BYTES:
+            if len(names) == MAX_FILTERS:
                 break
         return names
 
     def _write(self, pieces: list[tuple[str, bytes]], now: float) -> None:
         if self._limits.retain_available:
             for topic, payload in pieces:
-                self._machine.publish(Publish(topic, payload, min(1, self._limits.maximum_qos), True), now)
+                try:
+                    self._machine.publish(Publish(topic, payload, min(1, self._limits.maximum_qos), True), now)
+                except RequestRefused:
+                    continue  # too large for this cloud: a later process finds a list that is older
 
     # --- what is left of an earlier process -----------------------------------------------------------------------------
 
-    def recall(self, payload: bytes) -> None:
+    def recall(self, payload: bytes, now: float) -> None:
         """A piece of the list of an earlier process."""
-        for topic_filter in self.memory.recall(payload):
+        recalled, pieces = self.memory.recall(payload)
+        self._write(pieces, now)
+        for topic_filter in recalled:
             if topic_filter in self._asked:
                 continue
             if topic_filter.startswith(SHARE_PREFIX):
@@ -338,6 +364,7 @@ class CloudSubscriptions:
         for topic_filter in self._stale:
             self._asked.setdefault(topic_filter, UNKNOWN)
         self._stale.clear()
+        self._has_earlier = False
         self._outdated = True
 
     # --- answers --------------------------------------------------------------------------------------------------------

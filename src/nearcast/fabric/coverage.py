@@ -301,7 +301,7 @@ class Coverage:
         version = self.filters.version
         if version != self._asked:
             self._asked = version
-            cloud.set_filters(self.filters.wanted(), version, now)
+            cloud.change_filters(self.filters.take_changes(), version, now)
         if self._untold:
             for name in list(self._untold):
                 covered = self.covered.get(name)

@@ -19,10 +19,12 @@ import hashlib
 import hmac
 from typing import Final
 
+from nearcast.errors import RequestRefused
 from nearcast.fabric.identities import Identity
+from nearcast.mqtt import reasons
 from nearcast.mqtt.inbound import forwarded_properties
 from nearcast.mqtt.packets import MQTT_5, Properties, Publish
-from nearcast.mqtt.properties import decode_properties
+from nearcast.mqtt.properties import MAX_USER_PROPERTIES, decode_properties
 from nearcast.mqtt.publication import Publication, build
 from nearcast.mqtt.records import Fields, blob, number
 from nearcast.mqtt.wire import PUBLISH, encode_varint
@@ -35,6 +37,10 @@ MAX_HEADS: Final = 10_000
 
 MAX_SERVED: Final = 256
 """Shared subscriptions named in one identity. Beyond, members elsewhere may get a message that another member had."""
+
+MAX_TRIED: Final = 2
+"""Properties of our name that are looked into, from the last one on, which is where we put ours. Each costs a hash over the
+whole payload, and a client of the cloud can send tens of thousands."""
 
 
 class Envelopes:
@@ -50,7 +56,8 @@ class Envelopes:
     # --- there ----------------------------------------------------------------------------------------------------------
 
     def put(self, publication: Publication, index: int, identity: Identity, qos: int, retain: bool, now: float) -> Publish:
-        """One of a publication's messages as it is published at the cloud."""
+        """One of a publication's messages as it is published at the cloud. ``RequestRefused`` if it has so many properties
+        that ours has no place."""
         topic = publication.topic
         payload = payload_of(publication, index)
         properties: Properties | None = None
@@ -64,6 +71,10 @@ class Envelopes:
                 properties.message_expiry_interval = max(1, int(publication.expires_at - now + 0.999))
             sealed = (PROPERTY, self.seal(identity, topic, payload))
             pairs = properties.user_properties
+            if pairs is not None and len(pairs) >= MAX_USER_PROPERTIES:
+                raise RequestRefused(
+                    reasons.QUOTA_EXCEEDED, f"a message has {MAX_USER_PROPERTIES - 1} user properties at most"
+                )
             properties.user_properties = [sealed] if pairs is None else [*pairs, sealed]
         return Publish(topic.decode("utf-8"), payload, qos, retain, False, 0, properties)
 
@@ -115,6 +126,7 @@ class Envelopes:
         return build(topic, message.payload, message.qos, message.retain, encoded, expires_at), identity
 
     def _take_out(self, pairs: list[tuple[str, str]], topic: bytes, payload: bytes) -> Identity | None:
+        tried = 0
         for place in range(len(pairs) - 1, -1, -1):
             key, value = pairs[place]
             if key == PROPERTY:
@@ -122,6 +134,9 @@ class Envelopes:
                 if identity is not None:
                     del pairs[place]
                     return identity
+                tried += 1
+                if tried == MAX_TRIED:
+                    break
         return None
 
     def unseal(self, sealed: str, topic: bytes, payload: bytes) -> Identity | None:

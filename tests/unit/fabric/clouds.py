@@ -70,6 +70,12 @@ class Leader:
         self.name = name
         self.sequence = 0
         self.cloud = Cloud(self.owner, self.groups, name, Limits(), self.effects, SECRET, random.Random(name), 0.0)
+        self.filters: dict[str, int] = {}
+
+    def set_filters(self, filters: dict[str, int] | set[str], version: int, now: float) -> None:
+        """Want these, and no others."""
+        former, self.filters = self.filters, filters if isinstance(filters, dict) else dict.fromkeys(filters, 2)
+        self.cloud.change_filters({**dict.fromkeys(former, -1), **self.filters}, version, now)
 
     def relay(self, topic: str, payload: bytes, qos: int = 1, retain: bool = False, expires_at: float = 0.0) -> int:
         """Relay a message of this broker's own; returns its token."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from nearcast.config import Limits
-from nearcast.fabric.cloud import STALE_S, WINDOW_BYTES
-from nearcast.fabric.cloud_settings import MAX_PACKET_IDENTIFIER, leaders_topic, marks_topic, topic_level
+from nearcast.fabric.cloud import STALE_S
+from nearcast.fabric.cloud_relaying import WINDOW_BYTES
+from nearcast.fabric.cloud_settings import MAX_PACKET_IDENTIFIER, marks_topic, topic_level
 from nearcast.fabric.identities import Identity
 from nearcast.fabricconfig import Groups
 from nearcast.mqtt import reasons
@@ -36,7 +37,7 @@ VERSIONS = ["5", "3.1.1"]
 def joined(cloud: EngineCloud, name: str, *filters: str, **settings: Any) -> Leader:
     leader = Leader(name, **settings)
     leader.cloud.want(True, 0.0)
-    leader.cloud.set_filters(set(filters), 1, 0.0)
+    leader.set_filters(set(filters), 1, 0.0)
     cloud.connect(leader)
     return leader
 
@@ -79,26 +80,26 @@ def test_subscriptions_are_confirmed_by_their_version() -> None:
     cloud = EngineCloud()
     a = joined(cloud, "a", "x/1")
     assert a.owner.versions == [1]
-    a.cloud.set_filters({"x/1": 1, "x/2": 1}, 2, 0.0)
-    a.cloud.set_filters({"x/2": 1}, 3, 0.0)
+    a.set_filters({"x/1": 1, "x/2": 1}, 2, 0.0)
+    a.set_filters({"x/2": 1}, 3, 0.0)
     assert a.owner.versions == [1]
     cloud.settle()
-    assert a.owner.versions == [1, 2, 3]
-    a.cloud.set_filters({"x/2": 1}, 4, 0.0)
-    assert a.owner.versions == [1, 2, 3, 4]
+    assert a.owner.versions == [1, 3]  # which needs nothing that 2 does not
+    a.set_filters({"x/2": 1}, 4, 0.0)
+    assert a.owner.versions == [1, 3, 4]
 
 
 def test_thousands_of_subscriptions_are_made_and_given_up() -> None:
     cloud = EngineCloud(Limits(max_subscriptions=100_000))
     a = joined(cloud, "a")
     b = joined(cloud, "b")
-    a.cloud.set_filters({f"x/{number}": 1 for number in range(20_000)}, 2, 0.0)
+    a.set_filters({f"x/{number}": 1 for number in range(20_000)}, 2, 0.0)
     cloud.settle()
     assert a.owner.versions == [1, 2]
     b.relay("x/19999", b"here")
     cloud.settle()
     assert texts(a) == [("x/19999", b"here")]
-    a.cloud.set_filters({"x/0": 1}, 3, 0.0)
+    a.set_filters({"x/0": 1}, 3, 0.0)
     cloud.settle()
     b.relay("x/19999", b"gone")
     b.relay("x/0", b"stays")
@@ -162,7 +163,7 @@ def test_a_cloud_that_forgot_gets_everything_again() -> None:
 def test_a_new_version_waits_for_a_cloud_that_forgot() -> None:
     cloud = EngineCloud()
     b = joined(cloud, "b", "x/#")
-    b.cloud.set_filters({"x/#": 2, "y/#": 2}, 2, 0.0)
+    b.set_filters({"x/#": 2, "y/#": 2}, 2, 0.0)
     b.take()
     cloud.restart_forgetting()
     assert b.owner.versions == [1]
@@ -179,7 +180,7 @@ def subscriptions(cloud: EngineCloud, name: str) -> set[str]:
 def test_what_an_earlier_process_subscribed_to_and_nobody_wants_is_given_up() -> None:
     cloud = EngineCloud(Limits(max_subscriptions=10_000))
     b = joined(cloud, "b", "$share/g/y", "x/#", *[f"z/{number}" for number in range(500)])
-    b.cloud.set_filters({"$share/g/y": 1, "$share/h/y": 1, "x/1": 1, "x/2": 1, "z/7": 1}, 2, 0.0)
+    b.set_filters({"$share/g/y": 1, "$share/h/y": 1, "x/1": 1, "x/2": 1, "z/7": 1}, 2, 0.0)
     cloud.settle()
     wanted = {"$share/g/y", "$share/h/y", "x/1", "x/2", "z/7"}
     assert subscriptions(cloud, "b") == wanted
@@ -219,10 +220,10 @@ def test_what_a_new_subscription_may_have_brought_out_of_store_says_so() -> None
     stored: list[tuple[bytes, bool]] = []
     b.owner.arrived = lambda publication, identity, now: stored.append((publication.payloads()[0], b.cloud.may_be_stored))  # type: ignore[method-assign]
     b.cloud.want(True, 0.0)
-    b.cloud.set_filters({"x/#": 1}, 1, 0.0)
+    b.set_filters({"x/#": 1}, 1, 0.0)
     cloud.connect(b)
     bystander.publish("x/1", b"live", retain=True)
-    b.cloud.set_filters({"x/1": 1}, 2, 0.0)
+    b.set_filters({"x/1": 1}, 2, 0.0)
     cloud.settle()
     bystander.publish("x/1", b"live again", retain=True)
     bystander.publish("x/1", b"just so")
@@ -272,22 +273,21 @@ def test_a_marker_cannot_be_forged() -> None:
     assert b.owner.messages == []
 
 
-def test_what_brokers_say_reaches_brokers_only() -> None:
+def test_what_brokers_say_reaches_brokers_of_their_region_only() -> None:
     cloud = EngineCloud()
     a, b = joined(cloud, "a", "#"), joined(cloud, "b", "#")
-    topic = leaders_topic(a.groups, "world")
+    c = joined(cloud, "c", "#", region="europe")
+    topic = "nearcast/leaders/world"
     a.cloud.publish(topic, b"I lead", 0.0)
     cloud.settle()
     assert set(b.owner.said) == {(topic, b"I lead")}
     assert b.owner.messages == []
     assert a.owner.said == []
-    b.cloud.listen({leaders_topic(a.groups, "europe")}, 0.0)
-    b.cloud.set_filters({}, 2, 0.0)
+    assert (c.owner.said, c.owner.messages) == ([], [])
+    a.cloud.publish("nearcast/leaders/europe", b"here", 0.0)
     cloud.settle()
-    a.cloud.publish(leaders_topic(a.groups, "europe"), b"here", 0.0)
-    a.cloud.publish(topic, b"I lead", 0.0)
-    cloud.settle()
-    assert b.owner.said[-1] == (leaders_topic(a.groups, "europe"), b"here")
+    assert c.owner.said == [("nearcast/leaders/europe", b"here")]
+    assert set(b.owner.said) == {(topic, b"I lead")}
 
 
 def test_clients_cannot_speak_as_brokers_through_the_relay() -> None:
@@ -358,7 +358,7 @@ def test_in_3_1_1_echoes_of_what_an_earlier_process_subscribed_to_are_known() ->
     former = joined(cloud, "a", "x/#", cloud_version="3.1.1")
     cloud.lose(former)
     present = Leader("a", cloud_version="3.1.1")
-    present.owner.connected = lambda kept, now: (present.relay("x/1", b"on", 2), None)[1]  # type: ignore[method-assign]
+    present.owner.connected = lambda session_kept, now: (present.relay("x/1", b"on", 2), None)[1]  # type: ignore[method-assign]
     present.cloud.want(True, 0.0)
     cloud.connect(present)
     assert texts(present) == []
@@ -402,7 +402,7 @@ def test_expired_messages_are_not_relayed_and_the_rest_of_the_time_goes_along() 
     a.cloud.relay(publication, 0, Identity("a", 7, 2), 2, 2.0)
     cloud.settle(2.0)
     assert a.owner.confirmed == [(1, True), (2, True)]
-    assert a.cloud.expired_messages == 1
+    assert a.cloud.relaying.expired_messages == 1
     [arrived] = b.owner.publications
     assert arrived.expires_at == 5.0
 
@@ -472,7 +472,7 @@ def test_how_a_broker_introduces_itself() -> None:
 
 def test_subscriptions_have_the_options_that_a_relay_needs() -> None:
     leader, server = scripted()
-    leader.cloud.set_filters({"x/#": 2, "x/1": 1, "$share/g/y": 1}, 1, 0.0)
+    leader.set_filters({"x/#": 2, "x/1": 1, "$share/g/y": 1}, 1, 0.0)
     asked = [one for packet in only(server.accept(), Subscribe) for one in packet.subscriptions]  # type: ignore[union-attr]
     options = {one.topic_filter: (one.qos, one.no_local, one.retain_as_published, one.retain_handling) for one in asked}
     assert options == {
@@ -485,9 +485,9 @@ def test_subscriptions_have_the_options_that_a_relay_needs() -> None:
 
 def test_subscriptions_are_made_before_others_are_given_up() -> None:
     leader, server = scripted()
-    leader.cloud.set_filters({"x/1": 1}, 1, 0.0)
+    leader.set_filters({"x/1": 1}, 1, 0.0)
     server.grant(server.accept())
-    leader.cloud.set_filters({"x/#": 1}, 2, 0.0)
+    leader.set_filters({"x/#": 1}, 2, 0.0)
     kinds = [type(packet) for packet in server.heard()]
     assert kinds[-3:] == [Publish, Subscribe, Unsubscribe]  # what is written down first is what it subscribes to
 
@@ -495,9 +495,9 @@ def test_subscriptions_are_made_before_others_are_given_up() -> None:
 def test_a_version_is_reached_when_all_before_it_is_answered_in_whatever_order() -> None:
     leader, server = scripted()
     server.grant(server.accept())
-    leader.cloud.set_filters({"x/1": 1}, 1, 0.0)
+    leader.set_filters({"x/1": 1}, 1, 0.0)
     [first] = only(server.heard(), Subscribe)
-    leader.cloud.set_filters({"x/1": 1, "x/2": 1}, 2, 0.0)
+    leader.set_filters({"x/1": 1, "x/2": 1}, 2, 0.0)
     [second] = only(server.heard(), Subscribe)
     server.grant([second])
     assert leader.owner.versions == []
@@ -507,7 +507,7 @@ def test_a_version_is_reached_when_all_before_it_is_answered_in_whatever_order()
 
 def test_refused_filters_hold_nobody_up_and_are_tried_again_with_the_next_connection() -> None:
     leader, server = scripted()
-    leader.cloud.set_filters({"x/1": 1}, 1, 0.0)
+    leader.set_filters({"x/1": 1}, 1, 0.0)
     for packet in only(server.accept(), Subscribe):
         assert isinstance(packet, Subscribe)
         codes = [reasons.NOT_AUTHORIZED if one.topic_filter == "x/1" else 1 for one in packet.subscriptions]
@@ -521,9 +521,9 @@ def test_refused_filters_hold_nobody_up_and_are_tried_again_with_the_next_connec
 
 def test_a_filter_that_got_a_higher_qos_is_asked_for_again() -> None:
     leader, server = scripted()
-    leader.cloud.set_filters({"x/1": 0}, 1, 0.0)
+    leader.set_filters({"x/1": 0}, 1, 0.0)
     server.grant(server.accept())
-    leader.cloud.set_filters({"x/1": 2}, 2, 0.0)
+    leader.set_filters({"x/1": 2}, 2, 0.0)
     [packet] = only(server.heard(), Subscribe)
     assert isinstance(packet, Subscribe)
     assert [(one.topic_filter, one.qos) for one in packet.subscriptions] == [("x/1", 2)]
@@ -536,7 +536,7 @@ def test_a_refused_publish_is_counted_and_the_next_goes_on() -> None:
     ids = [packet.packet_id for packet in only(server.heard(), Publish)]  # type: ignore[union-attr]
     server.say(PubAck(ids[0], reasons.NOT_AUTHORIZED), PubRec(ids[1], reasons.QUOTA_EXCEEDED), PubAck(ids[2]))
     assert leader.owner.confirmed == [(tokens[0], False), (tokens[1], False), (tokens[2], True)]
-    assert leader.cloud.refused_messages == 2
+    assert leader.cloud.relaying.refused_messages == 2
 
 
 def test_what_the_cloud_cannot_take_is_lowered_or_refused() -> None:
@@ -578,7 +578,7 @@ def test_qos_0_needs_a_connection() -> None:
     leader, _ = scripted()
     token = leader.relay("x", b"1", 0)
     assert leader.owner.confirmed == [(token, False)]
-    assert leader.cloud.dropped_messages == 1
+    assert leader.cloud.relaying.dropped_messages == 1
 
 
 def test_identifiers_that_an_earlier_process_left_are_released_first() -> None:
@@ -697,13 +697,13 @@ def test_an_owner_may_call_back_from_everything() -> None:
     a = Leader("a")
 
     def connected(session_kept: bool, now: float) -> None:
-        a.cloud.set_filters({"x/#": 1}, 1, now)
+        a.set_filters({"x/#": 1}, 1, now)
         a.cloud.mark(1, now)
 
     def subscribed(version: int, now: float) -> None:
         a.owner.versions.append(version)
         if version < 5:
-            a.cloud.set_filters({f"x/{version}/#": 1, "y": 1}, version + 1, now)
+            a.set_filters({f"x/{version}/#": 1, "y": 1}, version + 1, now)
 
     def marked(token: int, now: float) -> None:
         a.relay("y/1", b"1", 2)
