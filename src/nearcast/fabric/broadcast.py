@@ -43,7 +43,7 @@ from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation, LeaderChanged
 from nearcast.groups.latencies import Latencies, LatencySettings, Pinger
 from nearcast.groups.leaders import LeaderBoard
-from nearcast.groups.messages import Found, Leave, Message, Report, Seek
+from nearcast.groups.messages import Found, Leave, Message, Notice, Report, Seek
 from nearcast.groups.settings import FormationSettings
 from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 from nearcast.mqtt.publication import Publication
@@ -121,6 +121,7 @@ class Broadcast(Part):
             self.cloud = Cloud(self.intake, settings, fabric.name, limits, fabric.engine.effects, secret, fabric.rng, now)
         self.relay: Relay | None = None
         self.started = False
+        self._leaving = False
         self._cloud_wanted = False
         # The brokers that are flooded, as of the present view; none: to be made.
         self._targets: list[Target] | None = None
@@ -513,7 +514,7 @@ class Broadcast(Part):
         self.formation.tick(now)
         self.adaptation.tick(now)
         said = self.board.tick(
-            self.leads and self.coverage.is_settled(),
+            self.leads and self.coverage.is_settled() and not self._leaving,
             self.formation.lcm,
             len(self.formation.view.members),
             self.thresholds.join_ms,
@@ -537,11 +538,22 @@ class Broadcast(Part):
         deadline = min(deadline, self.adaptation.next_deadline(), self.board.next_deadline())
         return deadline if self.relay is None else min(deadline, self.relay.next_deadline())
 
+    def leave(self, now: float) -> None:
+        """Members are to find another leader while this one still covers them; nobody else is to find it."""
+        self._leaving = True
+        if self.grouped and self.leads:
+            for name in self.members():
+                self._say(name, Notice(self.fabric.name, "", "", 0.0), now)
+            self.board.announce_soon(now)
+
     def has_left(self) -> bool:
-        """Whether the cloud, or our leader, has all that was published here."""
+        """Whether the cloud, or our leader, has all that was published here, and somebody else covers our members."""
         relay = self.relay
-        if relay is None or (relay.turn == 0 and not (self.cloud is not None and self.cloud.connected)):
+        cloud_up = self.cloud is not None and self.cloud.connected
+        if relay is None or (relay.turn == 0 and not cloud_up):
             return True
+        if cloud_up and self._leaving and self.coverage.has_guests():
+            return False
         return not relay.session.queued_messages and not relay.session.spilled_messages
 
     # --- figures --------------------------------------------------------------------------------------------------------

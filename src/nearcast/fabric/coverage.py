@@ -204,6 +204,10 @@ class Coverage:
         members = self._broadcast.formation.view.members
         return [covered.name for covered in self.covered.values() if covered.state == ABSENT and covered.name not in members]
 
+    def has_guests(self) -> bool:
+        """Whether other brokers that can be reached get here what the cloud has."""
+        return any(self._fabric.peers[name].up for name in self.covered if name in self._fabric.peers)
+
     def needs_cloud(self) -> bool:
         """Whether anybody is covered here, or the cloud has more subscriptions of ours than it should."""
         return bool(self.covered) or self._placed < self.filters.version

@@ -273,6 +273,38 @@ def test_a_broker_that_stops_waits_until_the_cloud_has_all_it_published() -> Non
     assert a.fabric.broadcast.has_left()
 
 
+def test_members_of_a_leader_that_stops_miss_nothing() -> None:
+    mesh = GroupMesh()
+    mesh.far(("a", "b", "c"), ("x",))
+    a, b, c = (mesh.broker(name, lcm=lcm) for name, lcm in (("a", 4.0), ("b", 3.0), ("c", 2.0)))
+    x = mesh.broker("x", lcm=1.0)
+    mesh.form(("a", "b", "c"), ("x",))
+    subscribers = [Client(node, f"subscriber {node.name}") for node in (b, c)]
+    for subscriber in subscribers:
+        subscriber.subscribe("cars/#", 1)
+    mesh.advance(1.0)
+    publisher = Client(x, "publisher")
+    sent: list[bytes] = []
+
+    def has_left() -> bool:
+        sent.append(b"%d" % len(sent))
+        publisher.publish("cars/1", sent[-1], 1)
+        return a.fabric.has_left()
+
+    a.fabric.leave(mesh.now)
+    a.flush()
+    assert not a.fabric.has_left()
+    mesh.until("others cover its members", has_left)
+    assert a.leader == "a", "it may come back"
+    mesh.part("a", "cloud")  # and does not
+    for node in (b, c, x):
+        mesh.part("a", node.name)
+    publisher.publish("cars/1", b"last", 1)
+    mesh.form(("b", "c"), ("x",))
+    for subscriber in subscribers:
+        assert subscriber.payloads == [*sent, b"last"]
+
+
 def test_figures_say_what_happened() -> None:
     mesh, (a, b) = group("a", "b")
     subscribed(mesh, a)
