@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from nearcast.errors import ConfigError
 from nearcast.serving import logs
+from nearcast.serving.links import split_address
 
 MAX_DATAGRAM_BYTES = 64
 """As in the reference: nothing longer belongs to the protocol."""
@@ -126,14 +127,15 @@ class MonitoringSockets:
 
     def _resolve(self, address: str, data: bytes | None) -> tuple[float, socket.AddressFamily, Any] | None:
         """Find the socket address. Numbers need no help; names are looked up beside, and the datagram, if any, follows."""
-        host, _, port = address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
         try:
-            number = int(port)
+            host, number = split_address(address)
+        except ConfigError:
+            return None  # others say where they are, and may say anything
+        try:
             version = ipaddress.ip_address(host.partition("%")[0]).version
         except ValueError:
-            if port.isdigit() and address not in self._resolving:
-                task = asyncio.get_running_loop().create_task(self._look_up(address, host, int(port), data), name="resolve")
+            if address not in self._resolving:
+                task = asyncio.get_running_loop().create_task(self._look_up(address, host, number, data), name="resolve")
                 self._resolving[address] = task
             return None
         family = socket.AF_INET if version == 4 else socket.AF_INET6
@@ -153,8 +155,9 @@ class MonitoringSockets:
                     if data is not None:
                         self._send_to(known[1], known[2], data)
                     break
-        except OSError as error:
-            logs.event(logging.DEBUG, "a node's name is not known", address=address, reason=error.strerror)
+        except (OSError, ValueError) as error:  # UnicodeError: no name of a host
+            reason = error.strerror if isinstance(error, OSError) else "not a host name"
+            logs.event(logging.DEBUG, "a node's name is not known", address=address, reason=reason)
         finally:
             del self._resolving[address]
 

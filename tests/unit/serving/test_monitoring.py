@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import socket
 import time
@@ -69,9 +70,17 @@ def test_probes_are_answered(host: str) -> None:
 def test_names_are_looked_up_and_nonsense_is_passed_over() -> None:
     async def main() -> None:
         one, two = Node("one", "127.0.0.1"), Node("two", "127.0.0.1")
-        for nonsense in ("", "nowhere", "no.such.host.invalid:5", "127.0.0.1:port", ":7"):
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        nowhere = ("", "nowhere", "no.such.host.invalid:5", "127.0.0.1:port", ":7", "127.0.0.1:99999", "127.0.0.1:-1")
+        for nonsense in (*nowhere, "localhost:²", "a..b:5", f"{'a' * 64}.example:5", "a\0b:5"):
             one.monitor.ping("nobody", nonsense, time.monotonic())
         await one.reaches(f"localhost:{two.sockets.port}")
+        async with asyncio.timeout(PATIENCE_S):
+            while one.sockets._resolving:
+                await asyncio.wait(list(one.sockets._resolving.values()))
+        gc.collect()  # a task that failed says so when it is gone
+        assert failures == []
         one.sockets.close()
         two.sockets.close()
 
