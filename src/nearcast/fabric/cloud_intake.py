@@ -48,7 +48,9 @@ class CloudIntake:
     def arrived(self, publication: Publication, identity: Identity | None, now: float) -> None:
         topic = publication.topic
         fabric = self._fabric
-        if fabric.classes.reach(topic) < GROUP or topic_fault(topic, fabric.limits.max_topic_levels):
+        # The class is its origin's to decide, also where rules changed since. Others' clients have none.
+        is_ours = identity is not None or fabric.classes.reach(topic) >= GROUP
+        if not is_ours or topic_fault(topic, fabric.limits.max_topic_levels):
             self.foreign_messages += publication.count
             return
         witness = fabric.engine.effects.witness

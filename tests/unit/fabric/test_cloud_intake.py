@@ -51,6 +51,23 @@ def test_what_comes_by_subscriptions_that_are_being_given_up_is_left_to_the_lead
     assert client.payloads == [b"one"]
 
 
+def test_what_was_on_its_way_when_its_topic_got_another_class_arrives() -> None:
+    mesh, a, b = apart()
+    subscriber = Client(b, "subscriber")
+    subscriber.subscribe("cars/#", 1)
+    mesh.advance(1.0)
+    mesh.stalled.add("b")
+    Client(a, "publisher").publish("cars/1", b"one", 1)
+    Client(mesh.cloud, "outside").publish("cars/1", b"two", 1)
+    mesh.run()
+    for node in (a, b):
+        node.fabric.classes.replace([("cars/#", "bridged")], 1)
+    mesh.stalled.clear()
+    mesh.advance(1.0)
+    assert subscriber.payloads == [b"one"]
+    assert b.fabric.broadcast.intake.foreign_messages == 1
+
+
 def test_a_shared_subscription_that_is_wider_than_the_rule_is_served() -> None:
     """``$share/pool/#`` and ``$share/pool/cars/#`` are two groups, also where a rule makes them the same filter."""
     mesh, a, b = apart()
