@@ -149,34 +149,46 @@ def straight_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float,
     return slope, intercept, 1.0 if total == 0.0 else 1.0 - left / total
 
 
+def exponent(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """The power of x that y grows with; None where there is nothing that grows."""
+    return straight_line(np.log(x).tolist(), np.log(y).tolist())[0] if len(x) > 1 and all(y) else None
+
+
 def _linearity(run: Run[GroupsParameters], results: Results, measured: set[str]) -> None:
     if "operations_linear_r2" not in measured:
         return
-    lines = []
+    rows: list[list[str | float | None]] = []
+    operations_r2, messages_r2, power = [], [], None
     for threshold_ms in results.thresholds_ms:
-        fits = []
-        for figure in (results.operations, results.paper_messages):
-            counts, values = results.over_brokers(figure, threshold_ms)
-            fits.append(straight_line(counts, values) if len(counts) > 2 else None)
-        if fits[0] is not None and fits[1] is not None:
-            (operations, _, operations_r2), (messages, _, messages_r2) = fits[0], fits[1]
-            lines.append([threshold_ms, operations, round(operations_r2, 4), messages, round(messages_r2, 4)])
+        counts, operations = results.over_brokers(results.operations, threshold_ms)
+        _, messages = results.over_brokers(results.paper_messages, threshold_ms)
+        if len(operations) < 3 or len(messages) < len(operations):
+            continue
+        each, _, r2 = straight_line(counts, operations)
+        message_each, _, message_r2 = straight_line(counts, messages)
+        power = exponent(counts, operations)
+        operations_r2.append(round(r2, 4))
+        messages_r2.append(round(message_r2, 4))
+        shown = None if power is None else round(power, 2)
+        rows.append([threshold_ms, round(each, 2), operations_r2[-1], shown, round(message_each, 2), messages_r2[-1]])
     run.table(
         "What one more broker costs: the slope over the number of brokers",
-        ["ms", "operations", "r²", "messages, as the paper counts", "r²"],
-        [[line[0], round(line[1], 2), line[2], round(line[3], 2), line[4]] for line in lines],
+        ["ms", "operations", "r²", "exponent", "messages, as the paper counts", "r²"],
+        rows,
     )
-    if lines:
-        run.measured("operations_linear_r2", min(line[2] for line in lines))
-        run.measured("messages_linear_r2", min(line[4] for line in lines))
+    if rows:
+        run.measured("operations_linear_r2", min(operations_r2))
+        run.measured("messages_linear_r2", min(messages_r2))
+    if power is not None and "operations_exponent" in measured:
+        run.measured("operations_exponent", round(power, 3))
 
 
 def _exponent(run: Run[GroupsParameters], results: Results, measured: set[str]) -> None:
     most = results.counts[-1]
     thresholds_ms = [each for each in results.thresholds_ms if FROM_MS <= each <= TO_MS]
-    groups = [results.mean("groups", most, each) or 0.0 for each in thresholds_ms]
-    if "groups_exponent" in measured and len(thresholds_ms) > 1 and all(groups):
-        run.measured("groups_exponent", round(straight_line(np.log(thresholds_ms).tolist(), np.log(groups).tolist())[0], 3))
+    power = exponent(thresholds_ms, [results.mean("groups", most, each) or 0.0 for each in thresholds_ms])
+    if power is not None and "groups_exponent" in measured:
+        run.measured("groups_exponent", round(power, 3))
 
 
 def _against_reference(run: Run[GroupsParameters], results: Results, measured: set[str]) -> None:

@@ -15,7 +15,7 @@ from nearcast.experiments.experiment import effective_parameters
 from nearcast.experiments.groups import Groups, GroupsParameters
 from nearcast.experiments.groups_changes import changes
 from nearcast.experiments.groups_reference import REFERENCE
-from nearcast.experiments.groups_results import Row, straight_line
+from nearcast.experiments.groups_results import Row, exponent, straight_line
 from nearcast.experiments.groups_runs import Form, Place, chosen, city_pool, form, formation_scenario, latency_model
 from nearcast.experiments.groups_workload import carried
 from nearcast.experiments.run import Outcome, Run, perform
@@ -181,6 +181,8 @@ def test_straight_lines() -> None:
     assert list(straight_line([1, 2, 3], [5, 7, 9])) == pytest.approx([2.0, 3.0, 1.0])
     assert straight_line([1, 2, 3], [4, 4, 4])[2] == 1.0
     assert straight_line([1, 2, 3, 4], [0, 5, 0, 5])[2] < 0.5
+    assert exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2.0)
+    assert exponent([1, 2, 4], [0, 0, 0]) is None
 
 
 def made(brokers: int, threshold_ms: float, seed: int = 1, **changes: Any) -> Row:
@@ -242,7 +244,8 @@ def test_a_good_study(tmp_path: Path) -> None:
     assert values["reference_factor"] == pytest.approx(369 / 300, abs=0.001)
     assert len(outcome.plots) == 6
     costs, beside, thresholds = outcome.tables
-    assert costs.rows[1] == [10.0, 3.0, 1.0, 7.08, 1.0]
+    assert costs.rows[0] == [0.0, 3.0, 1.0, 1.0, 7.08, 1.0]
+    assert costs.rows[1] == [10.0, 3.0, 1.0, 1.0, 7.08, 1.0]
     assert [line[:4] for line in beside.rows] == [
         [1_200, 10.0, 300.0, 260],
         [2_400, 10.0, 300.0, 337],
@@ -267,6 +270,14 @@ def test_what_goes_wrong_is_found(tmp_path: Path) -> None:
         "runs", "operations_linear_r2", "notifications_per_member_join", "groups_exponent", "reference_factor",
     }  # fmt: skip
     assert "2,400 brokers at 10 ms, seed 2, failed: InvariantViolated: a and b both lead" in outcome.notes
+
+
+def test_a_square_is_not_taken_for_a_line(tmp_path: Path) -> None:
+    def square(brokers: int, threshold_ms: float, seed: int) -> Row:
+        return made(brokers, threshold_ms, seed, leader_joins=brokers**2 / 1_200, member_joins=2 * brokers**2 / 1_200)
+
+    outcome = study(PARAMETERS, square, tmp_path / "out")
+    assert [bar.name for bar in outcome.bars if not bar.ok] == ["operations_exponent"], "a line explains 98 % of it"
 
 
 def test_nothing_but_failures(tmp_path: Path) -> None:
