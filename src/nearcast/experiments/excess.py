@@ -1,7 +1,8 @@
 """Correct and redundant messages of each broker, from recorded events that fit in memory (broadcast groups, section IV-D).
 
 A message that a broker processed is *correct* there when it was published there, or a client there had subscribed to it when
-it was sent; else it is *redundant*: excess data. Each counts once per broker. Spark computes the same of recordings of any
+it was sent; else it is *redundant*: excess data. Each counts once per broker; what came to a broker more than once is told
+apart, because no share would show it. Spark computes the same of recordings of any
 size, for clients that move too (:mod:`nearcast.pipeline.evaluation.carrying`).
 """
 
@@ -39,6 +40,9 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
     unknown: int
     """Messages that a broker processed and no client recorded as published."""
 
+    repeated: int = 0
+    """Times that a broker processed a message which it had processed before: in neither of the tallies."""
+
     @property
     def total(self) -> Tally:
         tallies = self.by_broker.values()
@@ -69,16 +73,20 @@ def processed(events: Path, flows: Mapping[str, str], since_ns: int = 0) -> dict
     correct: Counter[tuple[str, str]] = Counter()
     redundant: Counter[tuple[str, str]] = Counter()
     unknown: Counter[str] = Counter()
+    repeated: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
     for kind, _, broker, identity, topic, sent_ns, _ in rows:
-        if kind != "processed" or sent_ns < since_ns or (identity, broker) in seen:
+        if kind != "processed" or sent_ns < since_ns:
             continue
-        seen.add((identity, broker))
         if topic not in flow_of:
             flow_of[topic] = next((name for name, wanted in flows.items() if matches(wanted, topic)), None)
         flow = flow_of[topic]
         if flow is None:
             continue
+        if (identity, broker) in seen:
+            repeated[flow] += 1
+            continue
+        seen.add((identity, broker))
         if identity not in homes:
             unknown[flow] += 1
             continue
@@ -94,6 +102,7 @@ def processed(events: Path, flows: Mapping[str, str], since_ns: int = 0) -> dict
                 if correct[flow, broker] or redundant[flow, broker]
             },
             unknown=unknown[flow],
+            repeated=repeated[flow],
         )
         for flow in flows
     }

@@ -163,6 +163,8 @@ def _excess(run: Run[IovParameters], name: str, found: Mapping[str, Processed]) 
         run.measured(f"{name}_{flow}_excess_percent", None if share is None else round(100 * share, 2))
         if each.unknown:
             run.note(f"{name}: {each.unknown} messages of {flow} were processed that nobody recorded as published")
+        if each.repeated:
+            run.note(f"{name}: brokers processed {each.repeated} messages of {flow} again, which the shares do not count")
     run.figure(
         f"{name}_processed",
         {

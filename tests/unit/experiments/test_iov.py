@@ -111,7 +111,7 @@ def test_groups_as_brokers_tell_them() -> None:
 
 
 def test_correct_and_redundant(tmp_path: Path) -> None:
-    """Published there or wanted there by then; each message once per broker; others' messages are counted apart."""
+    """Published there or wanted there by then; each message once per broker; repetitions and others' are counted apart."""
     with EventWriter(tmp_path, "r") as events:
 
         def write(kind: Any, client: str, broker: str, at_ns: int, topic: str, identity: int | None = None) -> None:
@@ -134,7 +134,9 @@ def test_correct_and_redundant(tmp_path: Path) -> None:
         write("processed", "a", "a", 60, "elsewhere", message_id(2, 0))
     found = processed(tmp_path, {"cars": "cars/#", "nothing": "x"})
     assert found["cars"] == Processed(
-        by_broker={"a": Tally(correct=2), "b": Tally(correct=1, redundant=1), "c": Tally(redundant=2)}, unknown=1
+        by_broker={"a": Tally(correct=2), "b": Tally(correct=1, redundant=1), "c": Tally(redundant=2)},
+        unknown=1,
+        repeated=1,
     )
     assert found["cars"].total == Tally(correct=3, redundant=3)
     assert found["cars"].total.excess == 0.5
