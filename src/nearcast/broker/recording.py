@@ -12,6 +12,7 @@ from nearcast.broker.links import broker_name
 from nearcast.clock import Clock
 from nearcast.config import BrokerConfig
 from nearcast.errors import StorageUnavailable
+from nearcast.fabric.envelopes import payload_of
 from nearcast.mqtt.publication import Publication
 from nearcast.recording import EventWriter, MessageEvent, message_id
 from nearcast.scenario.identity import decode_identity
@@ -34,7 +35,7 @@ class ProcessedMessages:
             self._write(self.name, publication, payload, now)
 
     def relayed(self, publication: Publication, index: int, now: float) -> None:
-        self._write(self._cloud, publication, publication.payloads()[index], now)
+        self._write(self._cloud, publication, payload_of(publication, index), now)
 
     def flush(self) -> None:
         """Now and then: what was recorded lately goes to the disk too."""
