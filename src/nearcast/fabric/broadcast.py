@@ -125,11 +125,12 @@ class Broadcast(Part):
         self._cloud_wanted = False
         # The brokers that are flooded, as of the present view; none: to be made.
         self._targets: list[Target] | None = None
+        #: Whether our leader has a cloud, as far as it said.
+        self.leader_has_cloud = True
         # Our interest as far as the cloud has it; -1: not known yet. The last version of it with a filter that concerns the
-        # cloud. Whether our leader has a cloud, as far as it said.
+        # cloud.
         self._covered_version = -1
         self._concerning_version = 0
-        self._leader_has_cloud = True
         # Brokers without a link, since when.
         self._down_since: dict[str, float] = {}
         self._look_at = 0.0
@@ -252,7 +253,7 @@ class Broadcast(Part):
         cloud = self.cloud
         if cloud is None or not self.started:
             return False
-        return cloud.connected if self.leads else self._leader_has_cloud
+        return cloud.connected if self.leads else self.leader_has_cloud
 
     def covered_version(self) -> int:
         """The version of our interest that the cloud has, or need not have more of."""
@@ -262,7 +263,7 @@ class Broadcast(Part):
 
     def knows_coverage(self) -> bool:
         """Whether our leader has said what of our interest is in place."""
-        return self._covered_version >= 0 or not self._leader_has_cloud
+        return self._covered_version >= 0 or not self.leader_has_cloud
 
     def covered(self, version: int, now: float) -> None:
         """So much of our interest is in place at the cloud, by ourselves or by our leader."""
@@ -317,7 +318,7 @@ class Broadcast(Part):
     def _told_covered(self, peer: Peer, version: int, now: float) -> None:
         if peer.name != self.formation.leader or self.leads:
             return
-        self._leader_has_cloud = version > 0
+        self.leader_has_cloud = version > 0
         if version > 0:
             self.covered(version, now)
         else:
@@ -468,7 +469,7 @@ class Broadcast(Part):
         if former != self.fabric.name and former not in self.goodbyes.leaving:
             self.goodbyes.leave(former, 0)
         self._covered_version = -1
-        self._leader_has_cloud = True
+        self.leader_has_cloud = True
         self.coverage.tell_again(self.fabric.name)
         if self.relay is not None:
             self.relay.leader_changed(now)

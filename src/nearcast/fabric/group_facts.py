@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
 if TYPE_CHECKING:
     from nearcast.fabric.broadcast import Broadcast
-    from nearcast.fabric.relaying import Relay
 
 MAX_LEADERS_SHOWN: Final = 1_000
 
@@ -105,7 +104,7 @@ def group_facts(broadcast: Broadcast, *, leaders: bool) -> GroupFacts | None:
         cloud_state=_CLOUD_STATES[cloud.state],
         cloud_problem=cloud.problem,
         cloud_filters=len(broadcast.coverage.filters.wanted()) if cloud.connected else 0,
-        relay=_own_relay(broadcast, relay),
+        relay=cast(RelayState, relay.state()),
         waiting_messages=relay.session.queued_messages + relay.session.spilled_messages,
         fellows=[_fellow(broadcast, name) for name in sorted(broadcast.members())],
         leaders=_leaders(broadcast) if leaders else [],
@@ -118,19 +117,15 @@ def known(latency_ms: float) -> float | None:
     return round(latency_ms, 3) if math.isfinite(latency_ms) else None
 
 
-def _own_relay(broadcast: Broadcast, relay: Relay) -> RelayState:
-    if broadcast.leads:
-        return "live" if broadcast.cloud is not None and broadcast.cloud.connected else "no cloud"
-    return "live" if relay.is_live else "catching up" if relay.turn else "held"
-
-
 def _relay_of(broadcast: Broadcast, name: str) -> RelayState:
     """How a member's messages get to the cloud, as its leader has it."""
     relay = broadcast.relay
     if relay is None or not broadcast.leads:
         return "-"
     source = relay.sources.get(name)
-    return "held" if source is None else "live" if source.live_after >= 0 else "catching up"
+    if source is None or relay.state() != "live":
+        return "held"
+    return "live" if source.live_after >= 0 else "catching up"
 
 
 def _fellow(broadcast: Broadcast, name: str) -> FellowFacts:

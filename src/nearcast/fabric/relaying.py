@@ -132,7 +132,9 @@ class Relay:
         """In a word, for people."""
         if self._broadcast.leads:
             return "live" if self._cloud_up else "no cloud"
-        return "live" if self.is_live else "catching up" if self.turn else "held"
+        if not self.turn or not self._broadcast.leader_has_cloud:
+            return "held"
+        return "live" if self.is_live else "catching up"
 
     # --- this broker's own messages -------------------------------------------------------------------------------------
 

@@ -181,7 +181,8 @@ class Update(Message):
 
 
 class Notice(Message):
-    """``leader``: whom the sender follows from now on; where that one is; and its group's join threshold."""
+    """``leader``: whom the sender follows from now on; where that one is; and its group's join threshold. One that stops, and
+    follows nobody, names itself."""
 
     def __init__(self, leader: str, address: str, probe_address: str, threshold_ms: float) -> None:
         super().__init__(NOTICE, 0)

@@ -10,6 +10,7 @@ import pytest
 
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
+from nearcast.fabric.group_facts import group_facts
 from nearcast.fabric.relaying import MAX_BACKLOG_BYTES, Relay
 from nearcast.mqtt.packets import PubAck, PubRec
 from nearcast.mqtt.records import number
@@ -211,6 +212,10 @@ def test_the_relay_says_how_it_is() -> None:
     site.mesh.stop_cloud()
     site.mesh.advance(0.5)
     assert relay_of(site.a).state() == "no cloud"
+    assert relay_of(site.b).state() == "held"
+    facts = group_facts(site.a.fabric.broadcast, leaders=False)
+    assert facts is not None
+    assert [fellow.relay for fellow in facts.fellows] == ["held"]
     site.mesh.part("a", "b")
     site.mesh.run()
     assert relay_of(site.b).state() == "held"
