@@ -17,7 +17,7 @@ from typing import Final
 
 from nearcast.mqtt.records import Fields, blob, number
 
-BUCKETS: Final = 64
+BUCKETS: Final = 256
 MAX_RECALLED: Final = 1_000_000
 """Filters believed to be there from before, from all pieces."""
 
@@ -30,7 +30,8 @@ class FilterMemory:
     def __init__(self, topic: str, secret: bytes) -> None:
         self.topic = topic
         self._key = hmac.digest(secret, b"nearcast filters\0" + topic.encode("utf-8"), hashlib.sha256)
-        self._pieces: dict[int, dict[str, None]] = {}
+        # Filters as they are written, by piece.
+        self._pieces: dict[int, dict[str, bytes]] = {}
 
     def add(self, filters: list[str]) -> list[tuple[str, bytes]]:
         """Note these; returns the messages to write first."""
@@ -39,7 +40,7 @@ class FilterMemory:
             bucket = bucket_of(topic_filter)
             piece = self._pieces.setdefault(bucket, {})
             if topic_filter not in piece:
-                piece[topic_filter] = None
+                piece[topic_filter] = blob(topic_filter.encode("utf-8"))
                 changed[bucket] = None
         return [self._message(bucket) for bucket in changed]
 
@@ -56,10 +57,10 @@ class FilterMemory:
 
     def _message(self, bucket: int) -> tuple[str, bytes]:
         topic = f"{self.topic}{bucket}"
-        parts = [blob(topic_filter.encode("utf-8")) for topic_filter in self._pieces[bucket]]
-        if not parts:
+        piece = self._pieces[bucket]
+        if not piece:
             return topic, b""
-        said = number(len(parts)) + b"".join(parts)
+        said = number(len(piece)) + b"".join(piece.values())
         return topic, self._tag(said) + said
 
     def _tag(self, said: bytes) -> bytes:
@@ -85,7 +86,7 @@ class FilterMemory:
             bucket = bucket_of(topic_filter)
             piece = self._pieces.setdefault(bucket, {})
             if topic_filter not in piece:
-                piece[topic_filter] = None
+                piece[topic_filter] = blob(topic_filter.encode("utf-8"))
                 if bucket in written:
                     changed[bucket] = None
         return found, [self._message(bucket) for bucket in changed]

@@ -97,6 +97,7 @@ class CloudSubscriptions:
         self._collapsed = Collapsed()
         self._wanted: dict[str, Terms] = {}
         self._asked: dict[str, Terms] = {}
+        # Plain ones, of a cloud that sends us what we publish.
         self._asked_tree = FilterTree()
         self._shares: dict[int, str] = {}
         self._outdated = True
@@ -160,28 +161,29 @@ class CloudSubscriptions:
 
     def _plan(self) -> None:
         """Find out what to ask for."""
-        collapsed = self._collapsed
         distinct = self._has_options and self._limits.subscription_identifier_available
         if distinct and not self._outdated:
-            for topic_filter in collapsed.changed:
-                self._plan_one(topic_filter, collapsed.qos(topic_filter), distinct)
-            collapsed.changed.clear()
-            return
+            for topic_filter in self._collapsed.changed:
+                self._plan_one(topic_filter, self._collapsed.qos(topic_filter), distinct)
+        else:
+            self._plan_all(distinct)
+        self._collapsed.changed.clear()
+        if len(self._adding) > MAX_FILTERS:
+            # So that each piece of the list is written few times.
+            self._adding = dict.fromkeys(sorted(self._adding, key=bucket_of))
+
+    def _plan_all(self, distinct: bool) -> None:
         self._outdated = False
-        collapsed.changed.clear()
-        filters = collapsed.tops() if distinct else disjoint(collapsed.tops())
+        tops = self._collapsed.tops()
         former = {**self._wanted, **self._asked}
         self._wanted = {}
-        for topic_filter, qos in filters.items():
+        for topic_filter, qos in (tops if distinct else disjoint(tops)).items():
             self._plan_one(topic_filter, qos, distinct)
         for topic, (qos, no_local) in self._control.items():
             self._set_terms(topic, Terms(qos, no_local, 0))
         for topic_filter in former:
             if topic_filter not in self._wanted:
                 self._set_terms(topic_filter, None)
-        if len(self._adding) > MAX_FILTERS:
-            # So that each piece of the list is written few times.
-            self._adding = dict.fromkeys(sorted(self._adding, key=bucket_of))
 
     def _plan_one(self, topic_filter: str, qos: int, distinct: bool) -> None:
         """``qos`` -1: it is not wanted any more."""
@@ -303,7 +305,7 @@ class CloudSubscriptions:
                 self._shares[terms.identifier] = topic_filter
                 if len(self._shares) > MAX_SHARES:
                     del self._shares[next(iter(self._shares))]
-            else:
+            elif not self._has_options:
                 self._asked_tree.add(topic_filter)
         others = [one for one in names if one not in self._control]
         self._write(self.memory.add(others), now)
