@@ -210,7 +210,7 @@ def test_qos_2_after_a_crash_of_ours_is_not_taken_for_a_repetition(mosquitto: Mo
             await a.subscribed()
             assert a.socket.transport is not None
             a.socket.transport.pause_reading()  # no PUBREC is heard, so no PUBREL is sent
-            for number in range(10):
+            for _ in range(10):
                 a.relay("x/1", b"the same", 2)
             a.relay("x/1", b"behind them", 1)
             assert await b.has(1) == [b"behind them"]
@@ -311,6 +311,65 @@ def test_passwords_and_tls(tmp_path: Path) -> None:
 
     with cloud:
         asyncio.run(run())
+
+
+def test_markers_that_access_rules_keep_back_hold_nobody_up(mosquitto: MosquittoCloud, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("topic readwrite x/#\ntopic readwrite nearcast/leaders/#\ntopic readwrite nearcast/filters/#\n")
+    with mosquitto._config_path.open("a") as config:
+        config.write(f"acl_file {rules}\n")
+
+    async def run() -> None:
+        async with leaders(mosquitto.url, "a", "x/#") as (a,):
+            a.mark(1)
+            await a.until("to be let go", lambda: a.owner.marks == [1])
+            assert a.cloud.markers_problem.endswith("let this broker publish and subscribe to 'nearcast/marks/a' there")
+
+    with mosquitto:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("highest", [0, 1])
+def test_a_cloud_that_comes_back_with_less_qos(mosquitto: MosquittoCloud, highest: int) -> None:
+    async def run() -> None:
+        async with leaders(mosquitto.url, "ab", "x/#") as (a, b):
+            await asyncio.to_thread(mosquitto.stop)
+            await a.until("the loss", lambda: not a.cloud.connected)
+            for number in range(20):
+                a.relay("x/1", b"%d" % number, 2)
+            with mosquitto._config_path.open("a") as config:
+                config.write(f"max_qos {highest}\n")
+            await b.until("the loss", lambda: not b.cloud.connected)
+            await asyncio.to_thread(mosquitto.start)
+            await a.until("all confirmed", lambda: len(a.owner.confirmed) == 20)
+            assert all(accepted for _, accepted in a.owner.confirmed)
+            if highest:  # what is QoS 0 now may have passed before the other was back
+                assert await b.has(20) == [b"%d" % number for number in range(20)]
+
+    with mosquitto:
+        asyncio.run(run())
+
+
+def test_a_message_with_very_many_properties_does_not_come_again_and_again(mosquitto: MosquittoCloud) -> None:
+    async def run() -> None:
+        async with leaders(mosquitto.url, "a", "x/#") as (a,):
+            await publish(mosquitto, "x/1", "many", "-V", "5", *["-D", "publish", "user-property", "k", "v"] * 1_500)
+            await publish(mosquitto, "x/1", "next")
+            assert await a.has(2) == [b"many", b"next"]
+            assert a.cloud.connects == 1
+
+    with mosquitto:
+        asyncio.run(run())
+
+
+def test_a_host_name_that_cannot_be_one_is_told() -> None:
+    async def run() -> None:
+        a = Leader("a", f"mqtt://{'a' * 64}.example")
+        a.want()
+        await a.until("a reason", lambda: a.cloud.problem == "its host name is none")
+        a.crash()
+
+    asyncio.run(run())
 
 
 async def publish(cloud: MosquittoCloud, topic: str, payload: str, *options: str) -> None:

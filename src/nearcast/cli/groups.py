@@ -79,7 +79,8 @@ def groups(
     for member in (member for group in found for member in group["members"]):
         if member["cloud_problem"]:
             console.print()
-            console.print(plain(member["name"]) + Text(" has no cloud: ", style="red") + plain(member["cloud_problem"]))
+            what = " and the cloud: " if member["cloud_state"] == "connected" else " has no cloud: "
+            console.print(plain(member["name"]) + Text(what, style="red") + plain(member["cloud_problem"]))
 
 
 def _ask_broker(url: str) -> dict[str, Any]:

@@ -261,6 +261,11 @@ class Cloud:
         self._act(now)
 
     @property
+    def markers_problem(self) -> str:
+        """Why markers do not come back, in words for people; empty while they do."""
+        return self._markers.problem
+
+    @property
     def refused_filters(self) -> list[str]:
         """Subscriptions that the cloud does not allow."""
         return list(self._subscriptions.refused)
