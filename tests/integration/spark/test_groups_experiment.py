@@ -43,6 +43,7 @@ def test_the_command(tmp_path: Path) -> None:
         "change_joins_share",
         "operations_linear_r2",
         "messages_linear_r2",
+        "operations_exponent",
         "notifications_per_member_join",
         "groups_exponent",
     }
