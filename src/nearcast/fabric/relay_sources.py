@@ -32,6 +32,8 @@ class Source:
     def __init__(self, peer: Peer | None, turn: int) -> None:
         self.peer = peer
         self.turn = turn
+        #: Of which its numbers are.
+        self.epoch = 0 if peer is None else peer.epoch
         #: Messages up to this one were pushed: those after it are taken from what is flooded. -1: not that far yet.
         self.live_after = -1
         self.backlog: deque[Waiting] = deque()

@@ -393,7 +393,8 @@ class Relay:
             return
         peer = source.peer
         if peer is not None:
-            self._reached[peer.name] = max(source.reached, self._reached.get(peer.name, 0))
+            if peer.epoch == source.epoch:  # else its numbers, and what they were of, are gone
+                self._reached[peer.name] = max(source.reached, self._reached.get(peer.name, 0))
         else:  # also when another broker leads by now
             self.session.confirmed(source.reached, now)
 
