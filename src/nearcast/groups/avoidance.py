@@ -42,7 +42,7 @@ class Avoidance:
         """Whom to avoid now."""
         if not self._until:
             return ()
-        return [name for name, until in self._until.items() if now < until]
+        return {name for name, until in self._until.items() if now < until}
 
     def _avoid(self, name: str, until: float) -> None:
         self._until.pop(name, None)

@@ -297,8 +297,6 @@ class Latencies:
         nearest, nearest_ms = "", below_ms
         for name, target in self._near.items():
             average_ms = target.average_ms
-            if name in avoid:
-                continue
             if average_ms < nearest_ms and average_ms < target.threshold_ms and self._is_settled(target) and name not in avoid:
                 if now - target.pinged_at > self._settings.fail_after_s + self._settings.ping_interval_s:
                     self._plan_at(target, now)  # known from long ago: measured again first

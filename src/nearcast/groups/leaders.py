@@ -15,9 +15,11 @@ import heapq
 import hmac
 import math
 import random
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from nearcast.groups.messages import MAX_ADDRESS_CHARACTERS, MAX_NAME_CHARACTERS, MAX_NUMBER
 
 FOREVER: Final = math.inf
 
@@ -38,21 +40,31 @@ MAX_REMEMBERED: Final = 4 * MAX_LEADERS
 MAX_BYTES: Final = 4_096
 TAG_BYTES: Final = 16
 
+LEAST_GAP: Final = 0.5
+"""Share of the interval that a leader waits at least, whatever has changed: a group that forms changes many times a second."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+_Measure = Annotated[float, msgspec.Meta(ge=0.0)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+_Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARACTERS)]
+_Latitude = Annotated[float, msgspec.Meta(ge=-90.0, le=90.0)]
+_Longitude = Annotated[float, msgspec.Meta(ge=-180.0, le=180.0)]
+
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """What a leader says of itself. ``epoch`` rises with its starts and ``stamp`` within one; ``lifetime_s`` 0 says that it
     leads no more. ``position`` is latitude and longitude in degrees."""
 
-    name: str
-    epoch: int
-    stamp: int
-    lifetime_s: float
-    address: str
-    probe_address: str
-    lcm: float
-    size: int
-    threshold_ms: float
-    position: tuple[float, float] | None = None
+    name: _Name
+    epoch: _Number
+    stamp: _Number
+    lifetime_s: _Measure
+    address: _Address
+    probe_address: _Address
+    lcm: _Measure
+    size: _Number
+    threshold_ms: _Measure
+    position: tuple[_Latitude, _Longitude] | None = None
 
     def same_place(self, other: Announcement) -> bool:
         """Whether both say the same of what others measure and join by."""
@@ -93,6 +105,7 @@ class LeaderBoard:
         self._rng = rng
         self._leads = False
         self._announce_at = now
+        self._announced_at = -FOREVER
         self._leaders: dict[str, Announcement] = {}
         self._expires_at: dict[str, float] = {}
         #: One entry a leader: when it is due, the leader has usually spoken since, and the entry is put off.
@@ -161,9 +174,10 @@ class LeaderBoard:
         if len(content) > MAX_BYTES or not hmac.compare_digest(self._tag(body), tag):
             return None
         try:
-            return self._decoder.decode(body)
+            said = self._decoder.decode(body)
         except msgspec.DecodeError:
             return None  # of a version that we do not know
+        return said if said.name.isprintable() else None
 
     def _tag(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, hashlib.sha256)[:TAG_BYTES]
@@ -177,7 +191,7 @@ class LeaderBoard:
 
     def announce_soon(self, now: float) -> None:
         """The cloud is there again, or something of what is announced has changed."""
-        self._announce_at = min(self._announce_at, now)
+        self._announce_at = min(self._announce_at, max(now, self._announced_at + LEAST_GAP * self.interval_s))
 
     def tick(self, leads: bool, lcm: float, size: int, threshold_ms: float, now: float) -> bytes | None:
         """Time has passed. Returns what to publish on :attr:`topic` now, if anything."""
@@ -188,6 +202,7 @@ class LeaderBoard:
         if self._leads and now < self._announce_at:
             return None
         self._leads = True
+        self._announced_at = now
         interval_s = self.interval_s
         self._announce_at = now + interval_s * (0.9 + 0.2 * self._rng.random())
         lifetime_s = min(max(LIFETIME_INTERVALS * interval_s, LEAST_LIFETIME_S), LARGEST_LIFETIME_S)

@@ -17,8 +17,6 @@ MEASURING: Final = 2
 JOINING: Final = 3
 """A leader or a member asked another leader to take it in."""
 
-NAMES: Final = ("idle", "asking", "measuring", "joining")
-
 NOBODY: Final = Member("", "", 0)
 
 

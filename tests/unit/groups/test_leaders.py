@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import msgspec
@@ -56,6 +57,16 @@ def test_a_leader_announces_itself_at_intervals() -> None:
     assert min(gaps) >= 0.45
     assert max(gaps) <= 0.55
     assert len(set(gaps)) > 1, "leaders that started together do not speak together"
+
+
+def test_a_group_that_changes_all_the_time_is_not_announced_all_the_time() -> None:
+    one = board("one")
+    said = 0
+    for step in range(1_000):
+        now = step * 0.01
+        one.announce_soon(now)
+        said += one.tick(True, 1.0, step, 5.0, now) is not None
+    assert 30 <= said <= 41, "twice an interval, in ten seconds"
 
 
 def test_one_that_stops_leading_says_so_once() -> None:
@@ -134,6 +145,28 @@ def test_an_announcement_that_was_changed_does_not_count(position: int) -> None:
     content = bytearray(announcement(board("one"), 0.0))
     content[position] ^= 1
     assert board("other").hear(bytes(content), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Announcement("one", 1, 1, math.nan, "one:1", "", 1.0, 1, 5.0),
+        Announcement("one", 1, 1, 2.0, "one:1", "", math.nan, 1, 5.0),
+        Announcement("one", 1, 1, 2.0, "one:1", "", 1.0, 1, math.nan),
+        Announcement("one", 1, 1, 2.0, "one:1", "", 1.0, 1, 5.0, (math.inf, 0.0)),
+        Announcement("one", 1, 1, 2.0, "one:1", "", 1.0, 1, 5.0, (0.0, math.nan)),
+        Announcement("one", 2**64 - 1, 1, 2.0, "one:1", "", 1.0, 1, 5.0),
+        Announcement("one\n", 1, 1, 2.0, "one:1", "", 1.0, 1, 5.0),
+        Announcement("", 1, 1, 2.0, "one:1", "", 1.0, 1, 5.0),
+        Announcement("one" * 99, 1, 1, 2.0, "one:1", "", 1.0, 1, 5.0),
+        Announcement("one", 1, 1, 2.0, "1" * 999, "", 1.0, 1, 5.0),
+    ],
+)
+def test_an_announcement_that_no_broker_makes_does_not_count(said: Announcement) -> None:
+    other = board("other")
+    body = msgspec.msgpack.encode(said)
+    assert other.hear(body + other._tag(body), 0.0) is None
+    assert (names(other), other.ignored) == ([], 1)
 
 
 def test_an_announcement_counts_on_its_own_topic_only() -> None:
