@@ -66,7 +66,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     region: str = "world"
     """Which part of a large deployment this broker announces itself in ("europe"): one topic level. Brokers of other regions
-    never join it in a group, and hear nothing of it."""
+    never join it in a group; messages go to and fro through the cloud."""
 
     prefix: str = "nearcast"
     """First topic level(s) of all that brokers say to each other through the cloud. Two fabrics at one cloud need two."""
