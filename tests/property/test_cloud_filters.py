@@ -169,3 +169,27 @@ def test_counting_is_the_same_as_starting_over(held: list[tuple[str, int]], rule
     for topic_filter, qos in held[gone:]:
         fresh.add(topic_filter, qos)
     assert counted.wanted() == fresh.wanted()
+
+
+@given(
+    st.lists(st.tuples(FILTERS, st.integers(0, 2), st.booleans()), max_size=20),
+    st.lists(st.lists(FILTERS, min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_changes_keep_a_copy_up_to_date(held: list[tuple[str, int, bool]], rules: list[list[str]]) -> None:
+    """However many of them are taken at once, and whatever was added and removed in between."""
+    counted = CloudFilters(rules[0])
+    copy: dict[str, int] = {}
+    for place, (topic_filter, qos, taken) in enumerate(held):
+        counted.add(topic_filter, qos)
+        if place % 3 == 2:
+            counted.remove(topic_filter, qos)
+        if place % 5 == 4:
+            counted.set_rules(rules[place % len(rules)])
+        if taken:
+            for changed, wanted in counted.take_changes().items():
+                if wanted < 0:
+                    copy.pop(changed, None)
+                else:
+                    copy[changed] = wanted
+            assert copy == counted.wanted()
+            assert counted.take_changes() == {}

@@ -142,6 +142,6 @@ class CloudStreams:
 
 def split_url(address: str) -> tuple[str, int]:
     """A host's name and a port; ``mqtt://`` in front may be there, and 1883 is what is meant without a port."""
-    place = address.rpartition("://")[2]
+    place = address.rpartition("://")[2].rstrip("/")
     name, colon, port = place.rpartition(":")
     return (name, int(port)) if colon else (place, DEFAULT_PORT)

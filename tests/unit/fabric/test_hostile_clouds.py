@@ -73,27 +73,22 @@ def test_a_list_that_was_overwritten_before_it_was_read_is_written_again() -> No
     assert FilterMemory("nearcast/filters/a/", SECRET).recall(written)[0] == [same_piece, "x/1"]
 
 
-def test_properties_that_look_like_ours_cost_little() -> None:
-    hashed: list[int] = []
-
-    class Counting(Envelopes):
-        def unseal(self, sealed: str, topic: bytes, payload: bytes) -> Identity | None:
-            hashed.append(len(payload))
-            return super().unseal(sealed, topic, payload)
-
-    forged = [("nearcast", "AAAA")] * 900
-    message = Publish("x/1", bytes(100), 1, properties=Properties(user_properties=list(forged)))
-    publication, identity = Counting(SECRET, MQTT_5).take(message, 0.0)
-    assert identity is None
-    assert len(hashed) == MAX_TRIED
-    # A client's own properties do not hide ours, which is the last one.
-    envelopes = Counting(SECRET, MQTT_5)
-    sealed = envelopes.put(
-        build(b"x/1", b"payload", 1, False, publication.properties, 0.0), 0, Identity("a", 7, 1), 1, False, 0.0
-    )
-    taken, identity = envelopes.take(sealed, 0.0)
-    assert identity is not None
-    assert taken.properties == publication.properties
+@pytest.mark.parametrize(("forged", "found"), [(0, True), (MAX_TRIED - 1, True), (MAX_TRIED, False), (900, False)])
+def test_of_properties_that_look_like_ours_only_the_last_are_looked_into(forged: int, found: bool) -> None:
+    """Each costs a hash over the payload. Ours is the last one, so clients' own do not hide it."""
+    envelopes = Envelopes(SECRET, MQTT_5)
+    theirs = [("nearcast", "AAAA")] * 900
+    publication = build(b"x/1", b"payload", 1, False, forwarded_properties(Properties(user_properties=theirs)), 0.0)
+    message = envelopes.put(publication, 0, Identity("a", 7, 1), 1, False, 0.0)
+    assert message.properties is not None
+    pairs = message.properties.user_properties
+    assert pairs is not None
+    assert pairs[:-1] == theirs
+    pairs += [("nearcast", "AAAA")] * forged
+    taken, identity = envelopes.take(message, 0.0)
+    assert (identity is not None) == found
+    if not forged:
+        assert taken.properties == publication.properties
 
 
 def test_more_properties_than_are_read_do_not_end_the_connection() -> None:
