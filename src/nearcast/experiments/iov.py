@@ -212,7 +212,7 @@ class Iov(Experiment[IovParameters]):
         for process in result.status.processes:
             if process.state in ("failed", "killed") or (process.exit_code or 0) > 0:
                 run.note(f"{process.name} did not end as it should: see {process.log}")
-        return GroupsSeen(count=len({facts.get("leader") for facts in seen}), brokers=seen)
+        return GroupsSeen.told(seen)
 
 
 async def groups_of(wan: Wan, scenario: Scenario, expected: Sequence[Sequence[str]]) -> list[dict[str, Any]]:

@@ -35,6 +35,12 @@ class GroupsSeen(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     brokers: list[dict[str, Any]] = []
 
+    @classmethod
+    def told(cls, brokers: list[dict[str, Any]]) -> GroupsSeen:
+        """From what brokers said; none while one of them says nothing: silence is no group."""
+        leaders = [facts.get("leader") for facts in brokers]
+        return cls(count=len(set(leaders)) if all(leaders) else 0, brokers=brokers)
+
     @property
     def members_by_leader(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

@@ -101,10 +101,11 @@ def test_parameters_that_make_no_sense(wrong: dict[str, Any]) -> None:
 
 
 def test_groups_as_brokers_tell_them() -> None:
-    seen = GroupsSeen(
-        count=2, brokers=[{"name": "b", "leader": "c"}, {"name": "c", "leader": "c"}, {"name": "a", "leader": "a"}]
-    )
+    seen = GroupsSeen.told([{"name": "b", "leader": "c"}, {"name": "c", "leader": "c"}, {"name": "a", "leader": "a"}])
+    assert seen.count == 2
     assert seen.members_by_leader == {"a": ["a"], "c": ["b", "c"]}
+    silent = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    assert GroupsSeen.told(silent).count == 0, "not one group of all three"
 
 
 # -- excess data -----------------------------------------------------------------------------------------------------------
