@@ -226,7 +226,7 @@ class Link:
         name = fields.blob().decode("utf-8")
         epoch = fields.number()
         nonce = fields.blob()
-        if len(nonce) != NONCE_BYTES or not name:
+        if len(nonce) != NONCE_BYTES or not name or not name.isprintable():  # what is not is for sessions that are no broker's
             raise ValueError("a HELLO without a name or nonce")
         if role == self.ours.role and name == self.ours.name:
             self.met_itself = epoch == self.ours.epoch

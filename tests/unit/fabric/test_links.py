@@ -113,6 +113,13 @@ def test_a_node_knows_itself_and_its_namesakes() -> None:
     assert not one.met_itself
 
 
+@pytest.mark.parametrize("name", ["", "\0", "a\nb"])
+def test_a_node_has_a_name_that_can_be_printed(name: str) -> None:
+    one, other = make("one"), make(name)
+    with pytest.raises(RemoteProtocolError, match="without a name"):
+        one.feed(output(other), 0.0)
+
+
 def test_who_is_not_expected_gets_no_proof() -> None:
     one, other = make("a", expected="c"), make("b")
     output(one)
