@@ -138,6 +138,7 @@ def _latencies(
     rows: list[list[str | float | None]] = []
     errors: list[float] = []
     tails: list[float] = []
+    remote: list[float] = []
     for pair, way in sorted(expected.items(), key=lambda entry: (entry[1].model_ms, entry[0])):
         values = measured.latencies_ms.get(pair)
         if values is None or not len(values):
@@ -148,6 +149,7 @@ def _latencies(
         # Brokers can only make it longer.
         errors.append(max(0.0, error - BROKER_MS * len(way.brokers), -error))
         if CLOUD in way.brokers[1:-1]:
+            remote.append(median)
             tails.append(p99 - way.model_ms)
         worst = float(values.max())
         rows.append(
@@ -159,6 +161,7 @@ def _latencies(
         )
     run.measured(f"{name}_latency_error_ms", round(max(errors), 3) if len(errors) == len(expected) else None)
     if name == "relay":
+        run.measured("relay_remote_ms", round(min(remote), 3) if remote else None)
         run.measured("relay_tail_ms", round(max(tails), 3) if tails else None)
     return rows
 
