@@ -551,10 +551,11 @@ class Broadcast(Part):
         """Whether the cloud, or our leader, has all that was published here, and somebody else covers our members."""
         relay = self.relay
         cloud_up = self.cloud is not None and self.cloud.connected
-        if relay is None or (relay.turn == 0 and not cloud_up):
-            return True
         if cloud_up and self._leaving and self.coverage.has_guests():
             return False
+        leader = self.fabric.peers.get(self.formation.leader)
+        if relay is None or not (cloud_up if leader is None else leader.up and self.leader_has_cloud):
+            return True  # nobody takes it now: it stays, in the journal if there is one
         return not relay.session.queued_messages and not relay.session.spilled_messages
 
     # --- figures --------------------------------------------------------------------------------------------------------

@@ -273,6 +273,22 @@ def test_a_broker_that_stops_waits_until_the_cloud_has_all_it_published() -> Non
     assert a.fabric.broadcast.has_left()
 
 
+def test_a_member_that_stops_waits_for_its_leader_s_go_but_not_for_a_cloud_that_is_away() -> None:
+    mesh, (a, b) = group("a", "b")
+    relay = b.fabric.broadcast.relay
+    assert relay is not None
+    relay.told_state(b.fabric.peers["a"], 0, mesh.now)  # the leader has too much at the moment
+    Client(b, "publisher").publish("cars/1", b"m", 1)
+    assert not b.fabric.has_left()
+    mesh.until("the next go", b.fabric.has_left)
+    assert b.waiting == 0
+    mesh.stop_cloud()
+    mesh.run()
+    Client(b, "publisher").publish("cars/1", b"m", 1)
+    assert b.waiting == 1
+    assert b.fabric.has_left()
+
+
 def test_members_of_a_leader_that_stops_miss_nothing() -> None:
     mesh = GroupMesh()
     mesh.far(("a", "b", "c"), ("x",))
