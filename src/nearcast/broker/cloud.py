@@ -31,6 +31,11 @@ from nearcast.serving.streams import StreamTransport
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 MAX_PASSWORD_BYTES: Final = 65_535
 
+SHORT_SECONDS: Final = 30.0
+SHORT_STAYS: Final = 3
+"""So many connections in a row that were lost within that time look like two brokers of one name, who take the cloud's session
+from each other. Not every cloud says so."""
+
 
 class CloudTransport(StreamTransport):
     """One connection to the cloud. Also the ``handle`` of its :class:`~nearcast.mqtt.connection.Connection`."""
@@ -118,17 +123,28 @@ class CloudSocket:
         if settings.cloud_password_file is not None:
             cloud.set_password(read_password(settings.cloud_password_file))
         self._dialling: asyncio.Task[None] | None = None
+        self._came_at: float | None = None
+        self._short_stays = 0
 
     def dial(self) -> None:
         """Connect if the machine says so, and log what it has to tell. Called after every flush."""
         for up, text in self.cloud.take_news():
             if up:
                 kept = self.cloud.session_kept
+                self._came_at = self.monotonic()
                 logs.event(logging.INFO, "connected to the cloud", address=self.address, session_kept=kept)
             else:
-                logs.event(logging.WARNING, "no connection to the cloud, trying again", address=self.address, reason=text)
+                reason = text + self._suspicion()
+                logs.event(logging.WARNING, "no connection to the cloud, trying again", address=self.address, reason=reason)
         if not self.closed and self.cloud.wants_dial(self.monotonic()):
             self._dialling = asyncio.get_running_loop().create_task(self._dial(), name="cloud")
+
+    def _suspicion(self) -> str:
+        """A connection was lost, or not made: why that may be, if it happens all the time."""
+        came_at, self._came_at = self._came_at, None
+        if came_at is not None:
+            self._short_stays = self._short_stays + 1 if self.monotonic() - came_at < SHORT_SECONDS else 0
+        return "; has another broker the same name?" if self._short_stays >= SHORT_STAYS else ""
 
     async def _dial(self) -> None:
         try:
@@ -143,8 +159,12 @@ class CloudSocket:
             raw = transport.get_extra_info("socket")
             if raw is not None:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:  # ssl.SSLError, socket.gaierror and TimeoutError are OSErrors
-            self.cloud.dial_failed(self.monotonic(), _reason(error))
+        # ssl.SSLError, socket.gaierror and TimeoutError are OSErrors; a host name that cannot be one is a UnicodeError.
+        except (OSError, UnicodeError) as error:
+            reason = _reason(error)
+            if self._context is not None and isinstance(error, ConnectionResetError):
+                reason += "; is it a TLS port?"
+            self.cloud.dial_failed(self.monotonic(), reason)
             self.flush()
         finally:
             self._dialling = None
@@ -225,6 +245,8 @@ def _reason(error: BaseException) -> str:
         return f"TLS failed: {error.reason or error}; is it a TLS port?"
     if isinstance(error, socket.gaierror):
         return f"its host name is unknown ({error.strerror})"
+    if isinstance(error, UnicodeError):
+        return "its host name is none"
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
     return str(getattr(error, "strerror", None) or str(error) or "no answer in time")
