@@ -27,9 +27,9 @@ threshold_ms = 1000
 
 
 class MosquittoCloud:
-    """A Mosquitto that can be stopped and comes back at the same port, with what it had."""
+    """A Mosquitto that can be stopped and comes back at the same port, with what it had. ``config``: more of its file."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: str = "") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -37,10 +37,14 @@ class MosquittoCloud:
         self._log_path = directory / "mosquitto.log"
         self._config_path.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\nuser root\n"
-            f"persistence true\npersistence_location {directory}/\nmax_queued_messages 0\n",
+            f"persistence true\npersistence_location {directory}/\nmax_queued_messages 0\n{config}",
             encoding="utf-8",
         )
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def start(self) -> None:
         command = [str(require("mosquitto")), "-c", str(self._config_path)]
@@ -110,12 +114,10 @@ class GroupedBrokers:
         self._stack = contextlib.ExitStack()
         home = directory / "cloud"
         home.mkdir()
-        self.cloud = MosquittoCloud(home)
+        self.cloud = MosquittoCloud(home, mosquitto)
         self.by_name: dict[str, GroupedBroker] = {}
 
-    def make(
-        self, name: str, region: str = "world", *, lcm: float, data: bool = True, more: Sequence[str] = ()
-    ) -> GroupedBroker:
+    def make(self, name: str, region: str = "world", *, lcm: float, more: Sequence[str] = ()) -> GroupedBroker:
         """A broker that is not started yet. Of a region, that with the highest ``lcm`` comes to lead."""
         home = self.directory / name
         home.mkdir()
@@ -131,6 +133,16 @@ class GroupedBrokers:
         """The cloud, and all brokers at the same time."""
         self._stack.enter_context(self.cloud)
         started_together(list(self.by_name.values()), self._stack)
+
+    def mend(self) -> None:
+        """Start again what does not run: the cloud, and all brokers at the same time."""
+        if not self.cloud.running:
+            self.cloud.start()
+        down = [broker for broker in self.by_name.values() if broker.process is None]
+        for broker in down:
+            broker.launch()
+        for broker in down:
+            broker.await_ready()
 
     def form(self, leader: str, *members: str) -> None:
         """Wait until these are a group: each says so, and has links to all others."""

@@ -51,25 +51,26 @@ def grouped(directory: Path, config: str = QUICK) -> GroupedBrokers:
     return brokers
 
 
-def settled(brokers: GroupedBrokers) -> None:
-    brokers.start()
+def formed(brokers: GroupedBrokers) -> None:
     brokers.form("east-1", "east-2")
     brokers.form("west")
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupedBrokers]:
-    """For tests that break nothing."""
+    """For tests that break nothing. All tests use topics of their own: what one leaves behind does not concern others."""
     with grouped(tmp_path_factory.mktemp("groups")) as brokers:
-        settled(brokers)
+        brokers.start()
+        formed(brokers)
         yield brokers
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[GroupedBrokers]:
-    with grouped(tmp_path) as made:
-        settled(made)
-        yield made
+def brokers(shared: GroupedBrokers) -> Iterator[GroupedBrokers]:
+    """The same brokers, to be broken; they are whole again for whoever comes next."""
+    yield shared
+    shared.mend()
+    formed(shared)
 
 
 class Traffic:
@@ -241,7 +242,8 @@ def test_a_controller_knows_all_groups(tmp_path: Path, connect: Connect) -> None
             brokers.make("east-1", "east", lcm=20.0, more=registered)
             brokers.make("east-2", "east", lcm=10.0, more=registered)
             brokers.make("west", "west", lcm=5.0, more=registered)
-            settled(brokers)
+            brokers.start()
+            formed(brokers)
             api = ["--api", controller.api, "--fabric-secret", str(brokers.secret)]
 
             def shown() -> str:
@@ -286,10 +288,10 @@ def test_a_cloud_that_is_restarted_under_load_loses_nothing(brokers: GroupedBrok
     near, far = brokers.by_name["east-1"], brokers.by_name["west"]
     subscribers = [connect(broker.port(), f"s {broker.directory.name}") for broker in (near, far)]
     for subscriber in subscribers:
-        subscriber.subscribe("cars/#", 2)
+        subscriber.subscribe("cars/restarted/#", 2)
     with contextlib.ExitStack() as stack:
-        from_member = stack.enter_context(Traffic(connect(brokers.by_name["east-2"].port(), "p east"), "cars/east"))
-        from_leader = stack.enter_context(Traffic(connect(far.port(), "p west"), "cars/west", 2))
+        from_member = stack.enter_context(Traffic(connect(brokers.by_name["east-2"].port(), "p east"), "cars/restarted/east"))
+        from_leader = stack.enter_context(Traffic(connect(far.port(), "p west"), "cars/restarted/west", 2))
         for _ in range(2):
             from_member.reaches(50)
             from_leader.reaches(50)
@@ -298,7 +300,7 @@ def test_a_cloud_that_is_restarted_under_load_loses_nothing(brokers: GroupedBrok
             from_leader.reaches(50)
             brokers.cloud.start()
             wait_for("the leaders' return", lambda: all(broker.metric("cloud_connected") == 1.0 for broker in (near, far)))
-        expected = {"cars/east": from_member.end(), "cars/west": from_leader.end()}
+        expected = {"cars/restarted/east": from_member.end(), "cars/restarted/west": from_leader.end()}
     for subscriber in subscribers:
         found: dict[str, list[bytes]] = {topic: [] for topic in expected}
         while any(len(found[topic]) < len(expected[topic]) for topic in expected):
@@ -310,20 +312,20 @@ def test_a_cloud_that_is_restarted_under_load_loses_nothing(brokers: GroupedBrok
 def test_without_the_cloud_a_group_goes_on(brokers: GroupedBrokers, connect: Connect) -> None:
     near, far = connect(brokers.by_name["east-1"].port(), "near"), connect(brokers.by_name["west"].port(), "far")
     for subscriber in (near, far):
-        subscriber.subscribe("cars/#", 2)
+        subscriber.subscribe("cars/cloudless/#", 2)
     brokers.cloud.stop()
     wait_for("the loss", lambda: all(brokers.by_name[name].metric("cloud_connected") == 0.0 for name in ("east-1", "west")))
     publisher = connect(brokers.by_name["east-2"].port(), "p")
     late = connect(brokers.by_name["east-1"].port(), "late")
-    late.subscribe("cars/#", 2)
+    late.subscribe("cars/cloudless/#", 2)
     for qos in (0, 1, 2):
-        publisher.publish(f"cars/{qos}", b"%d" % qos, qos)
+        publisher.publish(f"cars/cloudless/{qos}", b"%d" % qos, qos)
     assert sorted(near.payloads(3)) == sorted(late.payloads(3)) == [b"0", b"1", b"2"]
     assert brokers.by_name["east-2"].leader() == "east-1"
     assert far.messages.empty()
     brokers.cloud.start()
     assert sorted(far.payloads(2)) == [b"1", b"2"]
-    publisher.publish("cars/9", b"9", 1)
+    publisher.publish("cars/cloudless/9", b"9", 1)
     for subscriber in (near, far, late):
         assert subscriber.payloads(1) == [b"9"]
         assert subscriber.messages.empty()
@@ -334,10 +336,10 @@ def test_a_leader_that_is_killed_takes_no_message_along(brokers: GroupedBrokers,
     subscriber = connect(far.port(), "far")
     at_member = connect(member.port(), "at member")
     for client in (subscriber, at_member):
-        client.subscribe("cars/#", 2)
+        client.subscribe("cars/leader/#", 2)
     with contextlib.ExitStack() as stack:
-        there = stack.enter_context(Traffic(connect(member.port(), "p member"), "cars/there"))
-        back = stack.enter_context(Traffic(connect(far.port(), "p far"), "cars/back"))
+        there = stack.enter_context(Traffic(connect(member.port(), "p member"), "cars/leader/there"))
+        back = stack.enter_context(Traffic(connect(far.port(), "p far"), "cars/leader/back"))
         there.reaches(50)
         back.reaches(50)
         leader.kill()
@@ -348,7 +350,7 @@ def test_a_leader_that_is_killed_takes_no_message_along(brokers: GroupedBrokers,
         brokers.form("east-1", "east-2")
         there.reaches(50)
         back.reaches(50)
-        expected = {"cars/there": there.end(), "cars/back": back.end()}
+        expected = {"cars/leader/there": there.end(), "cars/leader/back": back.end()}
     for client in (subscriber, at_member):
         found: dict[str, set[bytes]] = {topic: set() for topic in expected}
         while any(len(found[topic]) < len(expected[topic]) for topic in expected):
@@ -362,15 +364,15 @@ def test_a_leader_that_is_killed_takes_no_message_along(brokers: GroupedBrokers,
 def test_a_member_that_is_killed_gets_what_it_missed(brokers: GroupedBrokers, connect: Connect) -> None:
     leader, member, far = (brokers.by_name[name] for name in ("east-1", "east-2", "west"))
     subscriber = connect(member.port(), "kept", persistent=True)
-    subscriber.subscribe("cars/#", 1)
+    subscriber.subscribe("cars/member/#", 1)
     publisher = connect(far.port(), "p")
-    publisher.publish("cars/1", b"before", 1)
+    publisher.publish("cars/member/1", b"before", 1)
     assert subscriber.payloads(1) == [b"before"]
     wait_for("its acknowledgement", lambda: member.metric("inflight_messages") == 0)
     member.kill()
     wait_for("the leader's notice", lambda: not leader.fellows())
     for number in range(10):
-        publisher.publish("cars/1", b"%d" % number, 1)
+        publisher.publish("cars/member/1", b"%d" % number, 1)
     member.start()
     again = connect(member.port(), "kept", persistent=True)
     assert again.session_present
@@ -380,24 +382,23 @@ def test_a_member_that_is_killed_gets_what_it_missed(brokers: GroupedBrokers, co
 def test_all_stopped_in_order_and_started_again(brokers: GroupedBrokers, connect: Connect) -> None:
     """What waits for the cloud is on disk."""
     far = connect(brokers.by_name["west"].port(), "far", persistent=True)
-    far.subscribe("cars/#", 1)
+    far.subscribe("cars/stopped/#", 1)
     brokers.cloud.stop()
     member: GroupedBroker = brokers.by_name["east-2"]
     publisher = connect(member.port(), "p")
     for number in range(10):
-        publisher.publish("cars/1", b"%d" % number, 1)
+        publisher.publish("cars/stopped/1", b"%d" % number, 1)
     for broker in brokers.by_name.values():
         broker.stop()
-    brokers.cloud.start()
-    for broker in brokers.by_name.values():
-        broker.start()
+    brokers.mend()
     again = connect(brokers.by_name["west"].port(), "far", persistent=True)
     assert again.payloads(10) == [b"%d" % number for number in range(10)]
 
 
 def test_a_cloud_of_the_older_version(tmp_path: Path, connect: Connect) -> None:
     with grouped(tmp_path, QUICK + 'cloud_version = "3.1.1"\n') as brokers:
-        settled(brokers)
+        brokers.start()
+        formed(brokers)
         subscribers = [connect(broker.port(), f"s {name}") for name, broker in brokers.by_name.items()]
         for subscriber in subscribers:
             subscriber.subscribe("cars/#", 2)
@@ -414,14 +415,22 @@ def test_a_cloud_of_the_older_version(tmp_path: Path, connect: Connect) -> None:
             assert subscriber.messages.empty()
 
 
-def test_a_cloud_that_cannot_be_used_is_said_in_the_log(tmp_path: Path) -> None:
-    with GroupedBrokers(tmp_path) as brokers:
-        broker = brokers.make("alone", lcm=1.0)
-        broker.start()
-        try:
-            broker.wait_for_log("the cloud")
-            assert broker.group()["cloud_state"] == "connecting"
-            assert broker.group()["relay"] == "no cloud"
-            assert broker.group()["cloud_problem"] == "nothing listens there"
-        finally:
-            broker.stop()
+def test_a_cloud_that_cannot_be_used_is_said_in_the_log(tmp_path: Path, connect: Connect) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("topic readwrite nearcast/#\ntopic read cars/#\n", encoding="utf-8")
+    brokers = GroupedBrokers(tmp_path, mosquitto=f"acl_file {rules}\n")
+    broker = brokers.make("alone", lcm=1.0)
+    with broker:
+        broker.wait_for_log("no connection to the cloud, trying again")
+        assert "end at the group" in broker.log()
+        group = broker.group()
+        assert (group["cloud_state"], group["relay"]) == ("connecting", "no cloud")
+        assert group["cloud_problem"] == "nothing listens there"
+        with brokers.cloud:
+            connect(broker.port(), "p").publish("cars/1", b"not for others", 1)
+            broker.wait_for_log("the cloud does not take messages")
+
+
+def test_a_broker_that_broadcasts_nothing_is_told_so(tmp_path: Path) -> None:
+    with GroupedBrokers(tmp_path, broadcast=()).make("alone", lcm=1.0) as broker:
+        broker.wait_for_log("no topic is broadcast")

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 REFUSED_SHOWN = 10
 
+REFUSED_SECONDS = 10.0
+"""How often it is said that the cloud does not take messages."""
+
 
 class Grouping:
     """One broker's group. Without a cloud there is none of this."""
@@ -39,6 +42,9 @@ class Grouping:
         self._leader = broadcast.fabric.name
         self._members = 1
         self._refused: list[str] = []
+        self._markers_problem = ""
+        self._refused_messages = 0
+        self._refused_at = -REFUSED_SECONDS
 
     def start(self, link_address: str, now: float) -> None:
         """Links and probes are listened for by now."""
@@ -47,6 +53,24 @@ class Grouping:
             self._meter = CapabilityMeter(self._broker.monotonic)
             lcm = self._measured(self._meter) or 0.0
         self._broadcast.start(self._probing.monitor, link_address, self._probing.address(link_address), lcm, now)
+        self._introduce()
+
+    def _introduce(self) -> None:
+        broadcast, settings = self._broadcast, self._broadcast.settings
+        # Whoever comes from a fabric with peers would look for other topics, and sessions, beyond the group in vain.
+        others = "are shared by all brokers" if broadcast.links_all else "end at the group"
+        self._broker.events.event(
+            logging.INFO,
+            "forms groups",
+            cloud=self.socket.address,
+            region=settings.region,
+            threshold_ms=settings.threshold_ms,
+            other_topics_and_sessions=others,
+        )
+        if not broadcast.fabric.classes.broadcast_filters() and broadcast.fabric.settings.controller is None:
+            self._broker.events.event(
+                logging.WARNING, "no topic is broadcast, so nothing leaves a group: use --broadcast FILTER"
+            )
 
     def _measured(self, meter: CapabilityMeter) -> float | None:
         stats = self._broker.engine.stats
@@ -86,6 +110,21 @@ class Grouping:
                 self._broker.events.event(
                     logging.WARNING, "the cloud refuses subscriptions", count=len(refused), filters=shown
                 )
+        problem = self._cloud.markers_problem
+        if problem != self._markers_problem:
+            self._markers_problem = problem
+            if problem:
+                self._broker.events.event(logging.WARNING, "the cloud is not set up for groups", reason=problem)
+        self._tell_refused_messages()
+
+    def _tell_refused_messages(self) -> None:
+        relay = self._broadcast.relay
+        now = self._broker.monotonic()
+        if relay is None or relay.refused_messages == self._refused_messages or now - self._refused_at < REFUSED_SECONDS:
+            return
+        count = relay.refused_messages - self._refused_messages
+        self._refused_messages, self._refused_at = relay.refused_messages, now
+        self._broker.events.event(logging.WARNING, "the cloud does not take messages, other groups miss them", count=count)
 
     # --- figures --------------------------------------------------------------------------------------------------------
 
@@ -154,7 +193,7 @@ _COUNTERS = {
     "carried_messages": ("carried_messages", "Messages passed on to members, out of the cloud or for others."),
     "foreign_messages": ("foreign_messages", "Messages of clients of the cloud."),
     "repeated_messages": ("repeated_messages", "Messages that came again and were known."),
-    "correct_messages": ("correct_messages", "Broadcast messages of other brokers that somebody here wanted."),
+    "correct_messages": ("correct_messages", "Broadcast messages that somebody here wanted or published."),
     "redundant_messages": ("redundant_messages", "Broadcast messages of other brokers that nobody here wanted."),
     "relay_stops": ("relay_stops", "Times that a member was told to keep its messages, for want of room."),
 }
