@@ -27,8 +27,8 @@ MOST_TOLD: Final = 5
 
 
 class Termination(Invariant):
-    """Group formation ends, and when it has, every leader is at least the threshold from every other, and every member below
-    the threshold from its leader (section II-C)."""
+    """Group formation ends, and when it has, every leader is at least the threshold from every other, and no member farther
+    from its leader than the threshold for leaving (section II-C)."""
 
     def __init__(self, groups: Groups, world: World, *, quiet_s: float, stuck_s: float, last_event_s: float) -> None:
         self._groups = groups
