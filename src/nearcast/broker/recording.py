@@ -7,6 +7,7 @@ payload, everything else is passed over. A disk that fails ends the recording, w
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from nearcast.broker.links import broker_name
 from nearcast.clock import Clock
@@ -79,5 +80,8 @@ class ProcessedMessages:
         self.events += 1
 
     def _give_up(self, error: StorageUnavailable) -> None:
-        self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(StorageUnavailable):  # its thread ends, and has nothing left to write to
+                writer.close()
         logs.event(logging.ERROR, "messages are no longer recorded", path=error.path, reason=str(error))

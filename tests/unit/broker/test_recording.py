@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_a_disk_that_fails_ends_the_recording_alone(
     def fail(self: EventWriter) -> None:
         raise StorageUnavailable(str(tmp_path), "events cannot be recorded: no space left")
 
+    before = set(threading.enumerate())
     recorder = ProcessedMessages(config(tmp_path), str(tmp_path), SystemClock())
     monkeypatch.setattr(EventWriter, "flush", fail)
     with caplog.at_level("ERROR", logger="nearcast"):
@@ -68,6 +70,7 @@ def test_a_disk_that_fails_ends_the_recording_alone(
         recorder.processed(build(b"cars/1", payload(0), 0, False), 5.0)
         recorder.close()
     assert recorder.events == 0
+    assert set(threading.enumerate()) <= before, "nobody waits for events that do not come"
     assert len([record for record in caplog.records if "no longer recorded" in record.getMessage()]) == 1
 
 
