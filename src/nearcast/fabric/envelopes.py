@@ -57,7 +57,8 @@ class Envelopes:
 
     def put(self, publication: Publication, index: int, identity: Identity, qos: int, retain: bool, now: float) -> Publish:
         """One of a publication's messages as it is published at the cloud. ``RequestRefused`` if it has so many properties
-        that ours has no place."""
+        that ours has no place; or comes from there: a broker that is its own cloud, or two that are each other's, would send
+        it round and round."""
         topic = publication.topic
         payload = payload_of(publication, index)
         properties: Properties | None = None
@@ -75,6 +76,8 @@ class Envelopes:
                 raise RequestRefused(
                     reasons.QUOTA_EXCEEDED, f"a message has {MAX_USER_PROPERTIES - 1} user properties at most"
                 )
+            if pairs is not None and self._take_out(pairs, topic, payload) is not None:
+                raise RequestRefused(reasons.NOT_AUTHORIZED, "this message has been at the cloud")
             properties.user_properties = [sealed] if pairs is None else [*pairs, sealed]
         return Publish(topic.decode("utf-8"), payload, qos, retain, False, 0, properties)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearcast.errors import RequestRefused
 from nearcast.fabric.envelopes import MAX_SERVED, PROPERTY, Envelopes, payload_of
 from nearcast.fabric.identities import Identity
 from nearcast.mqtt.codec import PacketReader, encode
@@ -113,6 +114,17 @@ def test_a_message_of_a_bystander_keeps_everything() -> None:
     found, identity = Envelopes(SECRET, MQTT_5).take(message, 0.0)
     assert identity is None
     assert found.properties == forwarded_properties(PROPERTIES)
+
+
+def test_what_has_been_at_the_cloud_does_not_go_there_again() -> None:
+    """As where a broker is its own cloud: it would never end."""
+    message = through(build(b"x/1", b"payload", 1, False))
+    assert message.properties is not None
+    again = build(b"x/1", b"payload", 1, False, forwarded_properties(message.properties))
+    with pytest.raises(RequestRefused, match="has been at the cloud"):
+        through(again)
+    other = build(b"x/1", b"another", 1, False, forwarded_properties(message.properties))
+    assert same(Envelopes(SECRET, MQTT_5).take(through(other), 0.0)[1], IDENTITY), "it only looks as if"
 
 
 def test_the_time_a_message_has_left_goes_along() -> None:
