@@ -43,7 +43,7 @@ from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation, LeaderChanged
 from nearcast.groups.latencies import Latencies, LatencySettings, Pinger
 from nearcast.groups.leaders import LeaderBoard
-from nearcast.groups.messages import Found, Leave, Message, Notice, Report, Seek
+from nearcast.groups.messages import Ask, Found, Leave, Message, Notice, Report, Seek
 from nearcast.groups.settings import FormationSettings
 from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 from nearcast.mqtt.publication import Publication
@@ -305,6 +305,8 @@ class Broadcast(Part):
         if isinstance(message, (Report, Seek, Found)):
             self.adaptation.handle(peer.name, message, now)
             return
+        if isinstance(message, Ask):
+            self.latencies.learn(peer.name, message.address, message.probe_address, now)
         self.formation.handle(peer.name, message, now)
         if not isinstance(message, Leave):
             self.links.spoke(peer.name, now)

@@ -148,7 +148,9 @@ class Formation(Standing):
         step.tries += 1
         step.deadline = now + self._settings.answer_timeout_s
         latency_ms = self._neighbours.latency_ms(step.target.name)
-        self._send(step.target.name, Ask(self._number, step.lcm, step.size, self._thresholds.join_ms, latency_ms))
+        threshold_ms = self._thresholds.join_ms
+        ask = Ask(self._number, step.lcm, step.size, threshold_ms, latency_ms, self.address, self.probe_address)
+        self._send(step.target.name, ask)
 
     def _ask_later(self, now: float, about_s: float) -> None:
         self._ask_at = now + about_s * (0.5 + self._rng.random())

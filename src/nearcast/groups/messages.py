@@ -75,15 +75,29 @@ class Message:
 
 
 class Ask(Message):
-    def __init__(self, number: int, lcm: float, size: int, threshold_ms: float, latency_ms: float) -> None:
+    """``address`` and ``probe_address``: as in a Join. Who is asked may not have heard of us."""
+
+    def __init__(
+        self,
+        number: int,
+        lcm: float,
+        size: int,
+        threshold_ms: float,
+        latency_ms: float,
+        address: str = "",
+        probe_address: str = "",
+    ) -> None:
         super().__init__(ASK, number)
         self.lcm = lcm
         self.size = size
         self.threshold_ms = threshold_ms
         self.latency_ms = latency_ms
+        self.address = address
+        self.probe_address = probe_address
 
     def encode(self) -> bytes:
-        return _encode((ASK, self.number, self.lcm, self.size, self.threshold_ms, self.latency_ms))
+        figures = (self.lcm, self.size, self.threshold_ms, self.latency_ms)
+        return _encode((ASK, self.number, *figures, self.address, self.probe_address))
 
 
 class Answer(Message):
@@ -256,7 +270,9 @@ def _fields(member: Member) -> tuple[str, str, int, str]:
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_ask: Final = msgspec.msgpack.Decoder(tuple[int, _Number, _Measure, _Number, _Measure, _Measure]).decode
+_decode_ask: Final = msgspec.msgpack.Decoder(
+    tuple[int, _Number, _Measure, _Number, _Measure, _Measure, _Address, _Address]
+).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(tuple[int, _Number, int]).decode
 _decode_join: Final = msgspec.msgpack.Decoder(tuple[int, _Number, _Measure, _Address, _Address, _Number, _Number]).decode
 _decode_welcome: Final = msgspec.msgpack.Decoder(
@@ -286,8 +302,8 @@ def _decoded(content: bytes) -> Message:
     # MessagePack: the kind is the small number behind the byte that says how many fields there are.
     kind = content[1] if len(content) > 1 else 0
     if kind == ASK:
-        _, number, lcm, size, threshold_ms, latency_ms = _decode_ask(content)
-        return Ask(number, lcm, size, threshold_ms, latency_ms)
+        _, number, lcm, size, threshold_ms, latency_ms, address, probe_address = _decode_ask(content)
+        return Ask(number, lcm, size, threshold_ms, latency_ms, address, probe_address)
     if kind == ANSWER:
         _, number, verdict = _decode_answer(content)
         return Answer(number, verdict)

@@ -274,7 +274,7 @@ def test_a_broker_that_stops_waits_until_the_cloud_has_all_it_published() -> Non
 
 
 def test_a_member_that_stops_waits_for_its_leader_s_go_but_not_for_a_cloud_that_is_away() -> None:
-    mesh, (a, b) = group("a", "b")
+    mesh, (_a, b) = group("a", "b")
     relay = b.fabric.broadcast.relay
     assert relay is not None
     relay.told_state(b.fabric.peers["a"], 0, mesh.now)  # the leader has too much at the moment
@@ -331,3 +331,13 @@ def test_figures_say_what_happened() -> None:
     assert figures["correct_messages"] == 1
     assert figures["redundant_messages"] == 0
     assert b.fabric.broadcast.figures()["leader_joins"] == 1
+
+
+def test_one_that_hears_no_announcements_follows_whoever_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks says where it is, so that it can be measured: nobody follows whom it cannot measure."""
+    mesh = GroupMesh()
+    mesh.broker("a", lcm=9.0)
+    deaf = mesh.broker("b", lcm=1.0)
+    monkeypatch.setattr(deaf.fabric.broadcast.board, "hear", lambda content, now: None)
+    mesh.form(("a", "b"))
+    assert deaf.fabric.broadcast.formation.leaves == 0

@@ -35,7 +35,7 @@ VIEW = View("berlin", 70_000, 5.0, 6.25, MEMBERS, 2**47)
 UPDATE = Update(2**47, 3, 70_000, 5.0, 6.25, [MEMBERS["köln"]], ["bonn"])
 
 EVERY_KIND: list[Message] = [
-    Ask(1, 1_000.5, 3, 5.0, 2.25),
+    Ask(1, 1_000.5, 3, 5.0, 2.25, "köln:1884", "köln:1885"),
     Answer(2**40, messages.FOLLOWS),
     Join(3, 0.0, "köln:1884", "köln:1885", 17, 2**47),
     Welcome(4, VIEW),
