@@ -145,16 +145,16 @@ class GroupedBrokers:
             broker.await_ready()
 
     def form(self, leader: str, *members: str) -> None:
-        """Wait until these are a group: each says so, and has links to all others."""
+        """Wait until these are a group: each says so, has links to all others, and a way to the cloud."""
         names = {leader, *members}
 
         def formed() -> bool:
             for name in names:
                 group = self.by_name[name].group()
                 up = {fellow["name"] for fellow in group["fellows"] if fellow["up"]}
-                if group["leader"] != leader or up != names - {name}:
+                if group["leader"] != leader or up != names - {name} or group["relay"] != "live":
                     return False
-            return bool(self.by_name[leader].group()["cloud_state"] == "connected")
+            return True
 
         wait_for(f"the group of {leader} with {sorted(members)}", formed)
 
