@@ -52,12 +52,19 @@ def shared_intersection(topic_filter: str, rule: str) -> str:
     """The same for a filter of a client, which may be a shared subscription, and a rule, which is none."""
     if not topic_filter.startswith(SHARE_PREFIX):
         return intersection(topic_filter, rule)
+    return next(iter(shared_intersections(topic_filter, [rule])), "")
+
+
+def shared_intersections(topic_filter: str, rules: list[str]) -> list[str]:
+    """The same for a shared subscription and all rules. No two of them overlap: the cloud would serve each of them with its
+    own copy of a message, and so two members would get it."""
     group, inner = parse_shared(topic_filter)
-    common = intersection(inner, rule)
-    if common != inner:
-        # Groups of the same name with different filters are different groups, and must not become one by this.
-        group = f"{group}.{zlib.crc32(inner.encode('utf-8')):08x}"
-    return f"{SHARE_PREFIX}{group}/{common}" if common else ""
+    common = dict.fromkeys(sorted(filter(None, [intersection(inner, rule) for rule in rules])), 0)
+    if inner in common:
+        return [topic_filter]
+    # Groups of the same name with different filters are different groups, and must not become one by this.
+    group = f"{group}.{zlib.crc32(inner.encode('utf-8')):08x}"
+    return [f"{SHARE_PREFIX}{group}/{each}" for each in disjoint(common)]
 
 
 def generalization(one: str, other: str) -> str:
@@ -307,16 +314,16 @@ class CloudFilters:
         """What a filter has in common with the rules."""
         found = self._common.get(topic_filter)
         if found is None:
-            different: dict[str, None] = {}
-            for rule in self._rules:
-                common = shared_intersection(topic_filter, rule)
-                if common:
-                    different[common] = None
-                    if common != topic_filter and common.startswith(SHARE_PREFIX):
+            if topic_filter.startswith(SHARE_PREFIX):
+                found = shared_intersections(topic_filter, self._rules)
+                for common in found:
+                    if common != topic_filter:
                         if len(self._shared) >= MAX_SHARED:
                             del self._shared[next(iter(self._shared))]
                         self._shared[common] = topic_filter
-            found = list(different)
+            else:
+                met = [intersection(topic_filter, rule) for rule in self._rules]
+                found = list(dict.fromkeys(filter(None, met)))
             self._common[topic_filter] = found
         return found
 

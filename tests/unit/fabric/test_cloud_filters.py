@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from nearcast.fabric.cloud_collapse import Collapsed
@@ -75,6 +77,26 @@ def test_a_shared_subscription_that_a_rule_narrows_stays_a_group_of_its_own() ->
     narrowed = shared_intersection("$share/g/#", "cars/#")
     assert narrowed.startswith("$share/g.")
     assert narrowed.endswith("/cars/#")
+
+
+@pytest.mark.parametrize(
+    ("rules", "at_cloud"),
+    [
+        (["cars/+/a", "cars/#"], ["$share/g/cars/#"]),
+        (["cars/#", "cars/+/a"], ["$share/g/cars/#"]),
+        (["cars/1/a", "cars/+/a"], ["$share/{own}/cars/+/a"]),
+        (["cars/1/+", "cars/+/a"], ["$share/{own}/cars/+/+"]),
+        (["cars/1", "cars/2"], ["$share/{own}/cars/1", "$share/{own}/cars/2"]),
+    ],
+)
+def test_a_message_comes_by_one_of_the_filters_that_a_shared_subscription_has_at_the_cloud(
+    rules: list[str], at_cloud: list[str]
+) -> None:
+    filters = CloudFilters(rules)
+    filters.add("$share/g/cars/#", 1)
+    own = f"g.{zlib.crc32(b'cars/#'):08x}"
+    assert set(filters.wanted()) == {each.replace("{own}", own) for each in at_cloud}
+    assert {filters.shared_as(each) for each in filters.wanted()} == {"$share/g/cars/#"}
 
 
 def test_filters_are_counted() -> None:
