@@ -45,7 +45,7 @@ from nearcast.mqtt.client_keepalive import KeepAlive
 from nearcast.mqtt.client_outgoing import Outgoing, OutgoingMessages, PacketIdentifiers
 from nearcast.mqtt.client_publishing import PublishEncoder
 from nearcast.mqtt.client_requests import Requests, check_subscription
-from nearcast.mqtt.codec import PacketReader, encode
+from nearcast.mqtt.codec import REASON_CODES, PacketReader, encode
 from nearcast.mqtt.packets import (
     MQTT_5,
     Auth,
@@ -67,6 +67,7 @@ from nearcast.mqtt.packets import (
     Unsubscribe,
 )
 from nearcast.mqtt.properties import is_topic_name
+from nearcast.mqtt.wire import DISCONNECT
 
 CLOSED: Final = 0
 CONNECTING: Final = 1
@@ -465,7 +466,9 @@ class ClientMachine:
     def _fail(self, reason_code: int, message: str, now: float) -> None:
         """End the connection because of an error; MQTT 5 tells the server why."""
         if self.state == CONNECTED and self._version == MQTT_5:
-            self._send(Disconnect(reason_code), now)
+            # A packet that no server sends may have a fault that only a CONNACK has a code for.
+            said = reason_code if reason_code in REASON_CODES[DISCONNECT] else reasons.PROTOCOL_ERROR
+            self._send(Disconnect(said), now)
         self._close(reason_code, message, False, None)
 
     def _close(self, reason_code: int | None, message: str, by_server: bool, server_reference: str | None) -> None:

@@ -40,6 +40,7 @@ from nearcast.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
+from nearcast.mqtt.properties import MAX_USER_PROPERTIES
 
 both_versions = pytest.mark.parametrize("version", [4, 5])
 
@@ -703,6 +704,26 @@ def test_garbage_ends_the_connection(version: int) -> None:
     assert event.message.startswith("the server broke the protocol")
     wire.machine.receive(b"more", wire.now)
     assert not wire.events()
+
+
+def test_garbage_that_disconnect_has_no_code_for_ends_the_connection_in_order() -> None:
+    wire = exchange()
+    wire.connect()
+    wire.machine.receive(b"\x10\x07\x00\x04MQTT\x63", wire.now)  # a CONNECT of MQTT 99: 0x84 is for CONNACK
+    (event,) = wire.events()
+    assert isinstance(event, Disconnected)
+    assert event.reason_code == reasons.UNSUPPORTED_PROTOCOL_VERSION
+    assert wire.sent() == [Disconnect(reasons.PROTOCOL_ERROR)]
+
+
+def test_user_properties_beyond_the_bound_are_left_out() -> None:
+    wire = exchange()
+    wire.connect()
+    wire.server(Publish("t", b"many", 1, packet_id=1, properties=Properties(user_properties=[("k", "v")] * 1_500)))
+    (event,) = wire.events()
+    assert isinstance(event, MessageReceived)
+    assert event.message.properties == Properties(user_properties=[("k", "v")] * MAX_USER_PROPERTIES)
+    assert wire.sent() == [PubAck(1)]
 
 
 @both_versions
