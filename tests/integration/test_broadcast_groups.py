@@ -62,6 +62,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupedBrokers]
     with grouped(tmp_path_factory.mktemp("groups")) as brokers:
         brokers.start()
         formed(brokers)
+        wait_for("the member to do without the cloud", lambda: not brokers.by_name["east-2"].metric("cloud_connected"))
         yield brokers
 
 
@@ -260,7 +261,8 @@ def test_a_controller_knows_all_groups(tmp_path: Path, connect: Connect) -> None
                 return found == {"east-1": ["east-1", "east-2"], "west": ["west"]}
 
             wait_for("the controller's knowledge", settled_groups)
-            assert re.search(r"^  east-2 +member +[\d.]+ ms +10 +not needed +live", shown(), re.MULTILINE), shown()
+            member = re.compile(r"^  east-2 +member +[\d.]+ ms +10 +not needed +live", re.MULTILINE)
+            wait_for("the member to be settled", lambda: member.search(shown()) is not None)
             # All brokers have links here, and the controller says what is broadcast.
             wait_for("links", lambda: brokers.by_name["west"].sees("east-1", "east-2"))
             subscriber = connect(brokers.by_name["west"].port(), "subscriber")
