@@ -244,4 +244,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.fail_after_seconds > self.probe_interval_seconds, "fail_after_seconds", "must be above probe_interval_seconds"
         )
         if self.controller is not None or self.peers or self.groups.cloud is not None:
-            _require(self.secret_file is not None, "secret_file", "is needed to be part of a fabric: `nearcast secret FILE`")
+            _require(
+                self.secret_file is not None,
+                "secret_file",
+                "(--fabric-secret) is needed to be part of a fabric: `nearcast secret FILE`",
+            )

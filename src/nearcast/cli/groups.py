@@ -16,6 +16,7 @@ import urllib.parse
 import urllib.request
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,7 @@ from nearcast.cli.controller_client import (
 )
 from nearcast.cli.tables import counted, new_table, open_console, plain, print_json
 from nearcast.errors import ConfigError, NearcastError
+from nearcast.fabric.group_facts import GroupFacts
 
 RELAY_STYLES = {"live": "green", "catching up": "yellow", "held": "yellow", "no cloud": "red"}
 
@@ -115,7 +117,11 @@ def _ask_broker(url: str) -> dict[str, Any]:
     facts = health.get("groups")
     if not isinstance(facts, dict):
         raise NearcastError(f"the broker at {place} forms no groups: start it with --cloud URL")
-    return facts
+    try:
+        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(facts, GroupFacts))
+    except msgspec.ValidationError as error:
+        raise NearcastError(f"the broker at {place} is of another version: {error}") from error
+    return found
 
 
 def merged(told: list[dict[str, Any]]) -> list[Group]:

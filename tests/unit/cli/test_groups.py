@@ -152,6 +152,7 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     ("content", "status", "words"),
     [
         ({"ok": True, "version": "1", "groups": None}, 200, "forms no groups: start it with --cloud URL"),
+        ({"ok": True, "version": "9", "groups": {"name": "a"}}, 200, "is of another version: "),
         ({"ok": True}, 200, "is no broker: is it its --http-port?"),
         (b"\x1b[2J", 200, "is no broker: is it its --http-port?"),
         ({}, 404, "is no broker (HTTP 404): is it its --http-port?"),
