@@ -64,6 +64,7 @@ def group_fabric(number: int, settle_s: float = 30.0) -> Scenario:
     }
     if rng.random() < 0.2:
         settings["fabric"]["max_queued_messages"] = 20
+        settle_s *= 2  # so few at a time take long to get to a cloud that is far
     return Scenario(
         name="random-groups",
         topology=_topology(rng, sites, brokers),
@@ -83,7 +84,10 @@ def group_fabric(number: int, settle_s: float = 30.0) -> Scenario:
                 for name in brokers
             ),
         ),
-        clients=tuple(_clients(rng, f"c{index}", list(brokers)) for index in range(rng.randint(2, 6))),
+        clients=(
+            *(_clients(rng, f"c{index}", list(brokers)) for index in range(rng.randint(2, 6))),
+            *_sharing(random.Random(f"sharing {number}"), list(brokers)),
+        ),
         random_faults=None if calm or rng.random() < 0.3 else _faults(rng),
         events=() if calm else _events(rng, sites, list(brokers), duration_s),
     )
@@ -140,6 +144,24 @@ def _clients(rng: random.Random, name: str, brokers: list[str]) -> Clients:
         publish=publish,
         subscribe=tuple(Subscribing(filter=each, qos=rng.choice((0, 1, 2))) for each in wanted),
         start_s=rng.choice((0.0, 0.0, 2.0, 5.0)),
+    )
+
+
+def _sharing(rng: random.Random, brokers: list[str]) -> tuple[Clients, ...]:
+    """Members of shared subscriptions, beside subscribers of all kinds."""
+    if rng.random() < 0.6:
+        return ()
+    return tuple(
+        Clients(
+            name=f"m{index}",
+            host=rng.choice(("d-1", "p-1")),
+            broker=rng.choice(brokers),
+            clean_start=rng.random() < 0.4,
+            keepalive_s=rng.choice((1, 3, 10)),
+            subscribe=(Subscribing(filter=rng.choice(("$share/g/t/#", "$share/h/t/+/a")), qos=rng.choice((1, 2))),),
+            start_s=rng.choice((0.0, 0.0, 2.0)),
+        )
+        for index in range(rng.randint(1, 3))
     )
 
 

@@ -14,7 +14,8 @@ a broker.
 - *Exactly once.* At QoS 2 nothing comes twice, but after a broker died: what a broker has taken already it remembers in memory
   alone. Over MQTT 3.1.1, messages cannot carry their identity through the cloud, nor do messages of the cloud's own clients
   have one, nor does it mean anything to them. There, what went two ways (see *Order*) comes twice, and what is retained does
-  as well when it comes anew with a subscription.
+  as well when it comes anew with a subscription. Of a shared subscription, brokers of different groups may each serve a
+  message that was given to the cloud twice, because its origin changed groups.
 - *Order.* While groups change, and as long as two brokers pass on to a third what the cloud has (one of them may have died
   and not know yet that it need not), messages of a publisher may go different ways, and overtake each other.
 - *QoS 0.* What is published at QoS 0 while groups change may be lost, never doubled. Once they have been the same for a while,
@@ -32,6 +33,7 @@ from nearcast.errors import InvariantViolated
 from nearcast.fabric.coverage import DEPARTING
 from nearcast.fabricconfig import Groups
 from nearcast.mqtt.session import Session
+from nearcast.mqtt.topics import SHARE_PREFIX
 from nearcast.scenario.expansion import Client
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.cloud_broker import CloudBroker
@@ -100,6 +102,11 @@ def passed_on_to(broker: FabricBroker) -> list[str]:
     return list(broker.fabric.broadcast.coverage.covered)
 
 
+def is_shared(client: Client, topic: str) -> bool:
+    """Whether a client takes messages to a topic as a member of a shared subscription."""
+    return any(each.filter.startswith(SHARE_PREFIX) and takes(each.filter, topic) for each in client.subscribe)
+
+
 def is_relaying(broker: FabricBroker) -> bool:
     """Whether what is published at a broker gets to the cloud at once."""
     relay = broker.fabric.broadcast.relay
@@ -123,7 +130,11 @@ class Coverage:
         """See who covers whom now."""
         cloud = self._brokers.cloud()
         if cloud is not None:
-            self._wanted = {name: frozenset(session.subscriptions) for name, session in cloud.sessions()}
+            # What a broker takes for members of shared subscriptions is for nobody else.
+            self._wanted = {
+                name: frozenset(each for each in session.subscriptions if not each.startswith(SHARE_PREFIX))
+                for name, session in cloud.sessions()
+            }
         elif not self._brokers.cloud_durable:
             self._wanted = {}
         for name, durable in self._brokers.durable.items():
@@ -300,8 +311,9 @@ class BroadcastLedger(FabricLedger):
     def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
         two_ways = self._had_two_ways(known, sent.message)
         unknown = not self._is_numbered(known, stream) and (two_ways or sent.message.retain)
+        served = two_ways and is_shared(known.client, sent.message.topic)
         forgotten = sent.message.qos == 0 and self._broker_died_since(sent.message.sent_s - LATE_S)
-        if unknown or forgotten:
+        if unknown or served or forgotten:
             self.duplicated += 1
             self.excused += 1
             return

@@ -21,7 +21,8 @@ from nearcast.fabric import errands
 from nearcast.fabric.messages import Arrived
 from nearcast.fabricconfig import Groups, TopicClass
 from nearcast.groups.stability import disagreeing, unstable
-from nearcast.mqtt.topics import matches
+from nearcast.mqtt.routing import VIA_SEPARATOR
+from nearcast.mqtt.topics import SHARE_PREFIX, matches
 from nearcast.scenario.expansion import Client
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.broadcast_ledger import GroupBrokers, fellows, is_relaying
@@ -104,7 +105,8 @@ class BroadcastTables(FabricTables):
         topic = "" if arrived.publication is None else arrived.publication.topic.decode()
         sender = stream.remote_host.name
         if not errands.is_errand(arrived.via):
-            if self._class_of(topic).startswith("broadcast") and arrived.publication is not None:
+            plain = "" in arrived.via.split(VIA_SEPARATOR)  # and not only for members of shared subscriptions
+            if plain and self._class_of(topic).startswith("broadcast") and arrived.publication is not None:
                 raise InvariantViolated(
                     f"a message to {topic} crossed from {sender} to {broker.name} as if it were bridged", [broker.host, sender]
                 )
@@ -222,6 +224,8 @@ class BroadcastTables(FabricTables):
         leads = leader.fabric.broadcast.formation.leads
         group = [broker for broker in brokers if broker is leader or broker.name in fellows(leader)] if leads else []
         wanted = set().union(*(interest_of(broker) for broker in group))
+        if self._settings.cloud_version != "5":  # it could not say whom a message has been to
+            wanted = {each for each in wanted if not each.startswith(SHARE_PREFIX)}
         topics = [topic for topic in set(self._topics.values()) if self._class_of(topic).startswith("broadcast")]
         for topic in topics:
             asked = any(takes(each, topic) for each in subscribed)
