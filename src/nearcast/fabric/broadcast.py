@@ -43,7 +43,7 @@ from nearcast.groups.flows import Flows
 from nearcast.groups.formation import Formation, LeaderChanged
 from nearcast.groups.latencies import Latencies, LatencySettings, Pinger
 from nearcast.groups.leaders import LeaderBoard
-from nearcast.groups.messages import Ask, Found, Leave, Message, Notice, Report, Seek
+from nearcast.groups.messages import Ask, Found, Leave, Message, Report, Seek
 from nearcast.groups.settings import FormationSettings
 from nearcast.groups.thresholds import AdaptiveThresholds, Thresholds
 from nearcast.mqtt.publication import Publication
@@ -544,9 +544,9 @@ class Broadcast(Part):
     def leave(self, now: float) -> None:
         """Members are to find another leader while this one still covers them; nobody else is to find it."""
         self._leaving = True
-        if self.grouped and self.leads:
-            for name in self.members():
-                self._say(name, Notice(self.fabric.name, "", "", 0.0), now)
+        if self.grouped:
+            self.formation.retire(now)
+            self._form(now)
             self.board.announce_soon(now)
 
     def has_left(self) -> bool:

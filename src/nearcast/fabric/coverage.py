@@ -205,7 +205,9 @@ class Coverage:
         return [covered.name for covered in self.covered.values() if covered.state == ABSENT and covered.name not in members]
 
     def has_guests(self) -> bool:
-        """Whether other brokers that can be reached get here what the cloud has."""
+        """Whether other brokers that can be reached get here what the cloud has, or the cloud does not know yet who does."""
+        if self._placed < self.filters.version:
+            return True
         return any(self._fabric.peers[name].up for name in self.covered if name in self._fabric.peers)
 
     def needs_cloud(self) -> bool:

@@ -129,7 +129,9 @@ class Formation(Standing):
     # --- leading: whom to merge with ------------------------------------------------------------------------------------
 
     def _look_around(self, now: float) -> None:
-        found = self._neighbours.nearest_leader(self._thresholds.join_ms, now, self._avoidance.names(now))
+        found = ""
+        if not self.retired:
+            found = self._neighbours.nearest_leader(self._thresholds.join_ms, now, self._avoidance.names(now))
         if not found:
             self._idle_s = min(self._idle_s * 1.5, self._settings.idle_interval_s)
             self._ask_later(now, self._idle_s)
@@ -166,6 +168,8 @@ class Formation(Standing):
             self._changes.append(ViewChanged())  # whoever asks leads: it restarted, or its Leave is lost
         if not self.leads:
             self._send(sender, Answer(ask.number, messages.FOLLOWS))
+        elif self.retired:
+            self._send(sender, Answer(ask.number, messages.NO))
         elif step.kind == ASKING and step.is_with(sender):
             # The questions crossed. Both sides decide by the same figures, so no answer is needed.
             if outranks(ask.lcm, ask.size, sender, step.lcm, step.size, self.name):
@@ -225,7 +229,7 @@ class Formation(Standing):
         self._believe(sender, join.version)
         if self.leads and join.reign and self._step.kind == JOINING and self._roster.note(sender, now):
             return  # it will hear in a moment whether we still lead
-        if not self.leads or self._step.kind == JOINING:
+        if not self.leads or self._step.kind == JOINING or self.retired:
             # Who is about to follow another takes nobody in, who would have to move on at once.
             hint = self._step.target if self._step.kind >= MEASURING else self.place_of(self.leader)
             self._send(sender, Refuse(join.number, hint.name, hint.address, hint.probe_address, self.view.join_ms))
@@ -333,6 +337,17 @@ class Formation(Standing):
         self._membership = Membership(view, measured, self._settings, self._rng, now)
         self._changes.append(LeaderChanged(former, view.leader))
         self._changes.append(ViewChanged())
+
+    def retire(self, now: float) -> None:
+        """This broker is about to stop: its members are to lead themselves, and nobody is to follow it any more."""
+        self.retired = True
+        if self.leads:
+            if self._step.kind != IDLE:
+                self._give_up(now)
+            for name in self._roster.view.members:
+                if name != self.name:
+                    self.notifications += 1
+                    self._send(name, Notice(self.name, self.address, self.probe_address, self._thresholds.join_ms))
 
     # --- following ------------------------------------------------------------------------------------------------------
 

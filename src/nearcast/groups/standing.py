@@ -39,6 +39,8 @@ class Standing:
         self.probe_address = ""
         """Where this broker answers probes, if not where it takes links. Like ``lcm`` it may be set at any time."""
         self.lcm = lcm
+        self.retired = False
+        """Whether it is about to stop, and nobody is to follow it any more."""
         self.asks = 0
         """Mergers proposed."""
         self.leader_joins = 0

@@ -759,3 +759,28 @@ def test_an_earlier_life_is_told_apart() -> None:
     m.formation.begin("m:2884", "m:2885", 1_000_000)
     assert m.formation.view.version == 1_000_000
     assert m.formation.view.members["m"] == Member("m", "m:2884", 1_000_000, "m:2885")
+
+
+# --- stopping -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_retires_sends_its_members_away_and_takes_nobody_in() -> None:
+    machine = Machine()
+    join = Join(1, 1.0, "a:1884", "", 1, 0)
+    machine.hear("a", join)
+    machine.formation.retire(machine.now)
+    ((to, notice),) = [each for each in machine.formation.take_outgoing() if isinstance(each[1], Notice)]
+    assert isinstance(notice, Notice)
+    assert (to, notice.leader) == ("a", "m")
+    for newcomer in ("a", "b"):
+        ((_, answer),) = machine.hear(newcomer, Join(2, 1.0, f"{newcomer}:1884", "", 1, 0))
+        assert isinstance(answer, Refuse)
+    machine.neighbours.leader = "b"
+    assert not [each for each in machine.wait(5.0) if isinstance(each[1], Ask)]
+
+
+def test_a_member_whose_leader_retires_leads() -> None:
+    machine = Machine()
+    machine.joins("a")
+    machine.hear("a", Notice("a", "a:1884", "", 5.0))
+    assert machine.formation.leads
