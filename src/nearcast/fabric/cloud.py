@@ -104,7 +104,6 @@ class Cloud:
         self.copies = 0
         self.connects = 0
         self._owner = owner
-        self._settings = settings
         self._limits = limits
         self._effects = effects
         self._version = cloud_version(settings)
