@@ -436,8 +436,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What the run is called in the events: the name that the clients' events have, so that they are evaluated together."""
 
     name: str | None = None
-    """What this broker is called in the events: the host that clients' events name as theirs. Unset: its name in the fabric, or
-    the machine's host name and the port of its first MQTT listener."""
+    """What this broker is called in the events: the host that clients' events name as theirs. Unset: its name in the fabric,
+    or the machine's host name and the port of its first MQTT listener."""
 
     cloud: str = "cloud"
     """What the cloud of broadcast groups is called in the events: it records nothing itself, so whoever gives it a message
