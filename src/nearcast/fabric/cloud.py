@@ -232,6 +232,11 @@ class Cloud:
                 self._give_up_markers("do not come back", now)
         self._act(now)
 
+    @property
+    def keeps_stale(self) -> bool:
+        """Whether subscriptions of an earlier process are left alone for now (:data:`STALE_S`)."""
+        return self._drop_stale_at < NEVER
+
     def _drop_stale(self) -> bool:
         """Give up what only an earlier process wanted; false if that is done."""
         if self._drop_stale_at == NEVER:
