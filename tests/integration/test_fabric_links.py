@@ -279,7 +279,7 @@ def test_a_secret_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["--fabric-secret", "nowhere"], "`nearcast secret FILE` makes one"),
-        (["--peer", "127.0.0.1:1884"], "`secret_file` is needed"),
+        (["--peer", "127.0.0.1:1884"], "(--fabric-secret) is needed"),
         (["--fabric-secret", "SECRET", "--peer", "localhost"], "write host:port"),
         (["--fabric-secret", "SECRET", "--peer", "::1:1884"], "[address]:port"),
         (["--fabric-secret", "SECRET", "--port", "0", "--data", "d"], "--name"),

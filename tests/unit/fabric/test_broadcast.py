@@ -104,7 +104,7 @@ def test_without_a_cloud_a_broker_that_comes_later_is_flooded_too() -> None:
 
 def test_publishers_do_not_get_their_own_where_they_said_so() -> None:
     mesh, (a, b) = group("a", "b")
-    clients = [subscribed(mesh, node, "cars/#", no_local=1) for node in (a, b)]
+    clients = [subscribed(mesh, node, "cars/#", no_local=True) for node in (a, b)]
     for client in clients:
         client.publish("cars/1", client.client_id.encode())
     mesh.advance(1.0)
