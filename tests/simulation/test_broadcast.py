@@ -10,6 +10,10 @@ import pytest
 
 from nearcast.errors import ConfigError
 from nearcast.fabric import errands
+from nearcast.fabric.broadcast import Broadcast
+from nearcast.mqtt.routing import Target
+from nearcast.mqtt.session import Session
+from nearcast.mqtt.subscriptions import Subscription
 from nearcast.network.conditions import Conditions
 from nearcast.scenario.events import ChangeLink, Crash, Cut, Event, Kill, RandomFaults
 from nearcast.scenario.files import load_scenario
@@ -312,28 +316,32 @@ def test_a_planted_fault_is_found(mutant: type[Fabric], said: str, changes: dict
     pytest.fail("no seed found it")
 
 
+class Everybody:
+    """Floods to all brokers it knows, not to its group."""
+
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast = broadcast
+
+    def flooded(self, matched: list[Target], filtered: bool) -> list[Target]:
+        right = self._broadcast.flooded(matched, filtered)
+        known = {target.session.client_id for target in right}
+        via = errands.flooded(self._broadcast.formation.view.version)
+        others = [peer for peer in self._broadcast.fabric.peers.values() if peer.session.client_id not in known]
+        return right + [Target(Subscription(peer.session, "#", 2), via) for peer in others]
+
+    def is_fellow(self, session: Session) -> bool:
+        return self._broadcast.is_fellow(session)
+
+    def classes_changed(self) -> None:
+        self._broadcast.classes_changed()
+
+
 def test_a_message_that_leaves_its_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that floods to all it knows, not to its group."""
-    flooded = FabricBroker._let_in
+    right = FabricBroker._let_in
 
     def let_in(broker: FabricBroker) -> None:
-        flooded(broker)
-        broadcast = broker.fabric.broadcast
-        make = broadcast._make_targets
-
-        def everybody() -> Any:
-            via = errands.flooded(broadcast.formation.view.version)
-            known = {target.session.client_id for target in make()}
-            others = [peer for peer in broker.fabric.peers.values() if peer.session.client_id not in known]
-            template = make()[0]
-            extra = []
-            for peer in others:
-                target = template.with_via(via)
-                target.session = peer.session
-                extra.append(target)
-            return make() + extra
-
-        monkeypatch.setattr(broadcast, "_make_targets", everybody)
+        right(broker)
+        broker.fabric.classes.group = Everybody(broker.fabric.broadcast)
 
     monkeypatch.setattr(FabricBroker, "_let_in", let_in)
     outcome = simulate(scenario(groups={"links": "all"}), 1)
