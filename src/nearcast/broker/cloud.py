@@ -174,7 +174,8 @@ class CloudSocket:
     def stop_dialling(self) -> None:
         """Open nothing more."""
         self.closed = True
-        if self._dialling is not None:
+        # One that is there ends like any other; see LinkSockets.stop_dialling.
+        if self._dialling is not None and self.transport is None:
             self._dialling.cancel()
 
     def say_goodbye(self) -> None:

@@ -187,8 +187,12 @@ class LinkSockets:
     def stop_dialling(self) -> None:
         """Open nothing more."""
         self.closed = True
-        for task in self._dials.values():
-            task.cancel()
+        # One that is there ends like any other: a dial that is cancelled between `connection_made` and its own end would, with
+        # uvloop, take the connection with it and never say `connection_lost`.
+        made = {transport.address for transport in self.transports}
+        for address, task in self._dials.items():
+            if address not in made:
+                task.cancel()
 
     def cut_all(self) -> None:
         """End everything at once; the machine hears nothing."""
