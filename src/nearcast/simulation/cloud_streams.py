@@ -9,33 +9,13 @@ from __future__ import annotations
 import math
 
 from nearcast.fabric.cloud import Cloud
-from nearcast.mqtt.connection import Connection
+from nearcast.simulation.handles import StreamHandle
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.link_streams import DIAL_TIMEOUT_S
 from nearcast.simulation.programs import Program
 from nearcast.simulation.streams import Stream
 
 DEFAULT_PORT = 1883
-
-
-class CloudEnd:
-    """Our end of the stream, and the ``handle`` of its :class:`~nearcast.mqtt.connection.Connection`."""
-
-    def __init__(self, streams: CloudStreams, stream: Stream) -> None:
-        self.stream = stream
-        self.connection: Connection | None = None
-        self.held_bytes = 0
-        self.waits_to_close = False
-        self._streams = streams
-
-    def send(self, chunks: list[bytes]) -> None:
-        self.stream.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        if self.stream.congested and self.connection is not None:
-            self.connection.congested = True
-
-    def close(self) -> None:
-        self.stream.close()
-        self._streams.closed.append(self)
 
 
 class CloudStreams:
@@ -47,10 +27,10 @@ class CloudStreams:
         self._owner = owner
         self._owners = owners
         self._name, self._port = split_url(address)
-        self._end: CloudEnd | None = None
+        self._end: StreamHandle | None = None
         self._dialling: Stream | None = None
         self._give_up_at = math.inf
-        self.closed: list[CloudEnd] = []
+        self.closed: list[StreamHandle] = []
 
     # --- as of links (simulation.link_streams): false means that the stream is not ours ---------------------------------
 
@@ -60,7 +40,7 @@ class CloudStreams:
             return False
         self._dialling = None
         self._give_up_at = math.inf
-        end = CloudEnd(self, stream)
+        end = StreamHandle(stream, self.closed.append)
         self._end = end
         end.connection = self._cloud.opened(end, self._host.now)
         return True
@@ -95,7 +75,8 @@ class CloudStreams:
 
     def reap(self) -> bool:
         """Tell the machine of a stream that it closed itself, after the fact. Whether there was one."""
-        closed, self.closed = self.closed, []
+        closed = list(self.closed)
+        self.closed.clear()
         for end in closed:
             self._owners.pop(end.stream, None)
             self._lose(end)
@@ -106,7 +87,7 @@ class CloudStreams:
         if self._end is not None:
             self._end.close()
 
-    def _lose(self, end: CloudEnd) -> None:
+    def _lose(self, end: StreamHandle) -> None:
         if end is self._end:
             self._end = None
             end.connection = None

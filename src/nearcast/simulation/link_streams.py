@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from nearcast.mqtt.access import Peer
-from nearcast.mqtt.connection import Connection
+from nearcast.simulation.handles import StreamHandle
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.programs import Program
 from nearcast.simulation.streams import Stream
@@ -39,25 +39,12 @@ class Machine(Protocol):
     def take_dials(self) -> list[str]: ...
 
 
-class LinkEnd:
-    """One end of a link: its stream, and the ``handle`` of its :class:`~nearcast.mqtt.connection.Connection`."""
+class LinkEnd(StreamHandle):
+    """One end of a link."""
 
-    def __init__(self, links: LinkStreams, stream: Stream) -> None:
-        self.stream = stream
+    def __init__(self, stream: Stream, on_close: Callable[[Any], None]) -> None:
+        super().__init__(stream, on_close)
         self.link: Any = None
-        self.connection: Connection | None = None
-        self.held_bytes = 0
-        self.waits_to_close = False
-        self._links = links
-
-    def send(self, chunks: list[bytes]) -> None:
-        self.stream.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        if self.stream.congested and self.connection is not None:
-            self.connection.congested = True
-
-    def close(self) -> None:
-        self.stream.close()
-        self._links.closed.append(self)
 
 
 class LinkStreams:
@@ -78,7 +65,7 @@ class LinkStreams:
 
     def accepted(self, stream: Stream) -> None:
         """Another node connected."""
-        end = LinkEnd(self, stream)
+        end = LinkEnd(stream, self.closed.append)
         self.ends[stream] = end
         end.link = self._machine.accepted(end, Peer(stream.remote_host.name), self._host.now)
         end.connection = end.link.connection
@@ -88,7 +75,7 @@ class LinkStreams:
         dialing = self._dialing.pop(stream, None)
         if dialing is None:
             return False
-        end = LinkEnd(self, stream)
+        end = LinkEnd(stream, self.closed.append)
         self.ends[stream] = end
         end.link = self._machine.connected(dialing[0], end, self._host.now)
         end.connection = end.link.connection
@@ -128,7 +115,8 @@ class LinkStreams:
 
     def reap(self) -> bool:
         """Tell the machine of links that it closed itself, as an event loop would: after the fact. Whether there were any."""
-        closed, self.closed = self.closed, []
+        closed = list(self.closed)
+        self.closed.clear()
         for end in closed:
             self._owners.pop(end.stream, None)
             if self.ends.pop(end.stream, None) is not None:

@@ -14,12 +14,12 @@ from nearcast.errors import StorageUnavailable
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import AllowAll, Peer
 from nearcast.mqtt.commits import Commits
-from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.engine import Engine
 from nearcast.mqtt.journaling import Journaling
 from nearcast.mqtt.keeping import MarkedLog
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.folders import DiskFolder
+from nearcast.simulation.handles import StreamHandle
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.mqtt_facts import BrokerFailed, BrokerOpened, BrokerStarted, TopicsCommitted
 from nearcast.simulation.mqtt_topics import SimulatedTopics
@@ -87,26 +87,6 @@ class SimulatedJournal:
         self._flushed_bytes = self._covered_bytes
 
 
-class BrokerTransport:
-    """One client's stream, as the engine's handle."""
-
-    def __init__(self, stream: Stream, on_close: Callable[[BrokerTransport], None]) -> None:
-        self.stream = stream
-        self.connection: Connection | None = None
-        self.held_bytes = 0
-        self.waits_to_close = False
-        self._on_close = on_close
-
-    def send(self, chunks: list[bytes]) -> None:
-        self.stream.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        if self.stream.congested and self.connection is not None:
-            self.connection.congested = True
-
-    def close(self) -> None:
-        self.stream.close()
-        self._on_close(self)
-
-
 class SimulatedBroker(Program):
     """One broker's process, on a node that it is added to next."""
 
@@ -143,8 +123,8 @@ class SimulatedBroker(Program):
             self.machine = Journaling(self.engine, self._storage, snapshot_bytes, step_bytes, self.marked_log())
             self._journal = SimulatedJournal(self.machine)
         self._useless: list[str] = []
-        self._transports: dict[Stream, BrokerTransport] = {}
-        self._closed: list[BrokerTransport] = []
+        self._transports: dict[Stream, StreamHandle] = {}
+        self._closed: list[StreamHandle] = []
 
     def marked_log(self) -> MarkedLog | None:
         """The log that the journal has to agree with."""
@@ -263,7 +243,7 @@ class SimulatedBroker(Program):
         if self.failed:
             stream.reset()
             return
-        transport = BrokerTransport(stream, self._closed.append)
+        transport = StreamHandle(stream, self._closed.append)
         self._transports[stream] = transport
         peer = Peer(stream.remote_host.name)
         transport.connection = self.engine.open(peer, transport, self.host.now)
@@ -295,7 +275,7 @@ class SimulatedBroker(Program):
             self._lose(transport)
             self._settle()
 
-    def _lose(self, transport: BrokerTransport) -> None:
+    def _lose(self, transport: StreamHandle) -> None:
         connection, transport.connection = transport.connection, None
         if connection is not None:
             self.engine.lose(connection, self.host.now)

@@ -1,0 +1,29 @@
+"""A simulated stream as the ``handle`` of a :class:`~nearcast.mqtt.connection.Connection`, whoever is at its other end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nearcast.mqtt.connection import Connection
+from nearcast.simulation.streams import Stream
+
+
+class StreamHandle:
+    """See the module. ``on_close`` hears of a close that comes from here."""
+
+    def __init__(self, stream: Stream, on_close: Callable[[Any], None]) -> None:
+        self.stream = stream
+        self.connection: Connection | None = None
+        self.held_bytes = 0
+        self.waits_to_close = False
+        self._on_close = on_close
+
+    def send(self, chunks: list[bytes]) -> None:
+        self.stream.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        if self.stream.congested and self.connection is not None:
+            self.connection.congested = True
+
+    def close(self) -> None:
+        self.stream.close()
+        self._on_close(self)
