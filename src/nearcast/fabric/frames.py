@@ -85,6 +85,22 @@ RELAY_LIVE: Final = 93
 COVERED: Final = 94
 RELAY_ASK: Final = 95
 
+# Owned topics, between a gateway and a broker (nearcast.fabric.direct, nearcast.fabric.branches).
+OWNER: Final = 100
+OWNED_PUBLISH: Final = 101
+OWNED_ACK: Final = 102
+SOURCE_CLOSED: Final = 103
+PLACE: Final = 104
+
+# Owned topics, between a broker and the controller (nearcast.fabric.owner_records).
+OWNERS_ASK: Final = 110
+OWNERS: Final = 111
+OWNED: Final = 112
+MIGRATE: Final = 113
+MIGRATED: Final = 114
+TELEMETRY: Final = 115
+PLAN: Final = 116
+
 LENGTH_BYTES: Final = 4
 
 
