@@ -1,1 +1,1 @@
-"""Network coordinates: where a node is in a space whose distances are round-trip times (Vivaldi and its enhancements). Pure."""
+"""Network coordinates: where a node is in a space whose distances are round-trip times (Vivaldi, enhanced). Pure."""

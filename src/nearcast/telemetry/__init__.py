@@ -1,2 +1,2 @@
-"""What brokers report of themselves and of the topics that are owned, and how many reports become one picture (ePulsar, section
-3.2). Pure: records and arithmetic."""
+"""What brokers report of themselves and of the topics that are owned, and how many reports become one picture (ePulsar §3.2).
+Pure: records and arithmetic."""

@@ -1,12 +1,12 @@
 """The records of telemetry, as JSON on the wire (docs/reference/telemetry.md).
 
-=======================================  =======================================================================================
+=======================================  ======================================================================================
 topic                                    record, by each broker every ``fabric.telemetry.interval_seconds``
-=======================================  =======================================================================================
+=======================================  ======================================================================================
 ``$nearcast/telemetry/broker/<name>``    :class:`BrokerReport`
 ``$nearcast/telemetry/topics/<name>``    :class:`TopicReport`: what this broker knows of owned topics; several of one ``round``
 ``$nearcast/telemetry/clients/<name>``   :class:`ClientReport`, with ``fabric.telemetry.raw``: each client's coordinate
-=======================================  =======================================================================================
+=======================================  ======================================================================================
 
 A topic's clients are connected to several brokers, and each reports its own: a :class:`Crowd` of producers and one of
 consumers. Crowds of one topic are merged by :mod:`nearcast.telemetry.summaries`. Latencies are one way, in milliseconds: half
