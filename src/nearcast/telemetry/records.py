@@ -51,6 +51,8 @@ class TopicSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     in_per_second: float = 0.0
     out_per_second: float = 0.0
     bytes_per_second: float = 0.0
+    max_latency_ms: float = 0.0
+    """The topic's bound by the rules of this broker, so that whoever plans from telemetry alone knows it; 0: none."""
 
 
 class TopicReport(msgspec.Struct, frozen=True):
