@@ -11,6 +11,8 @@ record behind the kind byte::
     node ─REPORT {Report}─────────► controller      figures, measurements, clients, how moves went
     node ─DEREGISTER {Leaving}────► controller      I am going to stop, perhaps for good
 
+and what is said about owned topics (:mod:`nearcast.fabric.owner_records`).
+
 Everything here is soft: the controller keeps nothing on disk, and a node that loses it goes on with what it knows. So a list
 of members never takes one away; only a broker that said itself that it leaves is named in ``Members.gone`` with ``left``.
 What a node does with what it hears is its :class:`Registrant`'s business.
@@ -27,6 +29,7 @@ from nearcast.fabric import frames, links
 from nearcast.fabric.frames import frame
 from nearcast.fabric.group_facts import GroupFacts
 from nearcast.fabric.links import Link
+from nearcast.fabric.owner_records import MigrateOrder, Owner, Owners
 from nearcast.fabric.parts import FOREVER, LinkUser
 from nearcast.membership.monitoring import Measured, Monitor, MonitorSettings, Ordered
 from nearcast.mqtt import reasons
@@ -47,11 +50,13 @@ NEWS_S: Final = 0.1
 """How long a report of something new waits for more of it: a new broker is measured along with others."""
 
 
-class ClassRule(msgspec.Struct, frozen=True):
+class ClassRule(msgspec.Struct, frozen=True, omit_defaults=True):
     """Topics of ``topic_filter`` are of this class; of several rules that match, the first one holds."""
 
     topic_filter: str
     topic_class: str
+    max_latency_ms: float = 0.0
+    """Class ``owned``: the bound from a publisher to its farthest subscriber; 0: none."""
 
 
 class ClassRules(msgspec.Struct, frozen=True):
@@ -230,6 +235,9 @@ def unpack(content: bytes, record: type[R]) -> R:
 class Registrant:
     """A node, as its :class:`Registration` sees it. All of this does nothing; a node overrides what concerns it."""
 
+    def attached(self, registration: Registration) -> None:
+        """This is the conversation that the node is told of from now on, and may send on."""
+
     def node(self) -> Node:
         """What to register with. Asked each time the link comes up: ports and rules may have changed."""
         raise NotImplementedError
@@ -260,12 +268,28 @@ class Registrant:
     def draining(self, draining: bool, now: float) -> None:
         """Brokers: this one is to be emptied, or not any more."""
 
+    def owners(self, owners: tuple[Owner, ...], now: float) -> None:
+        """Brokers: who owns topics."""
+
+    def migrate(self, order: MigrateOrder, now: float) -> None:
+        """Brokers: hand a topic over."""
+
     def leaves_for_good(self) -> bool:
         """Whether a node that stops now has nothing to come back for."""
         return True
 
     def controller_lost(self, now: float) -> None:
         """There is no controller now. Nothing changes but that nobody improves things."""
+
+    def settle(self, now: float) -> None:
+        """After every event: send what gathered for the controller."""
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+
+    def next_deadline(self) -> float:
+        """When :meth:`tick` is needed next."""
+        return FOREVER
 
 
 class Registration(LinkUser):
@@ -293,6 +317,7 @@ class Registration(LinkUser):
         self._measurements: dict[str, Measurement] = {}
         self._reported: dict[str, Measurement] = {}
         self._orders: dict[int, None] = {}
+        registrant.attached(self)
 
     @property
     def up(self) -> bool:
@@ -302,6 +327,14 @@ class Registration(LinkUser):
     def urgent(self) -> None:
         """Something is worth a report at the next settle."""
         self._urgent = True
+
+    def send(self, data: bytes, *, droppable: bool = False) -> bool:
+        """Send the controller a frame; false when there is none, or, for what is ``droppable``, when it listens too slowly."""
+        link = self.link
+        if link is None or link.state != links.UP or (droppable and not link.connection.has_room()):
+            return False
+        link.send(data)
+        return True
 
     def leave(self, now: float) -> None:
         """Tell the controller that this node stops."""
@@ -353,6 +386,10 @@ class Registration(LinkUser):
                 self.registrant.classes(rules, now)
         elif kind == frames.DRAIN:
             self.registrant.draining(unpack(content, Drain).draining, now)
+        elif kind == frames.OWNERS:
+            self.registrant.owners(unpack(content, Owners).owners, now)
+        elif kind == frames.MIGRATE:
+            self.registrant.migrate(unpack(content, MigrateOrder), now)
         else:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not the controller's to send")
 
@@ -404,12 +441,14 @@ class Registration(LinkUser):
     def settle(self, now: float) -> None:
         if self.monitor is not None:
             self._hear_monitor(self.monitor, now)
+        self.registrant.settle(now)
         if self._urgent and self.link is not None and self.link.state == links.UP:
             self._report(now)
 
     def tick(self, now: float) -> None:
         if self.monitor is not None:
             self.monitor.tick(now)
+        self.registrant.tick(now)
         if self.link is not None:
             if self._report_at > now + CLIENTS_S and self.registrant.has_news():
                 self._report_at = now + CLIENTS_S
@@ -430,7 +469,8 @@ class Registration(LinkUser):
         link.send(pack(frames.REPORT, report))
 
     def next_deadline(self) -> float:
-        return self._report_at if self.monitor is None else min(self._report_at, self.monitor.next_deadline())
+        deadline = min(self._report_at, self.registrant.next_deadline())
+        return deadline if self.monitor is None else min(deadline, self.monitor.next_deadline())
 
 
 def _differs(before: Measurement, after: Measurement) -> bool:

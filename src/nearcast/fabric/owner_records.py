@@ -40,11 +40,13 @@ class Owners(msgspec.Struct, frozen=True):
     owners: tuple[Owner, ...]
 
 
-class Owned(msgspec.Struct, frozen=True):
-    """``whole``: all that this broker owns."""
+class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a broker owns now, or, with an empty ``owner``, owns no longer because nobody uses it. ``whole``: all that it owns,
+    from here on; ``more``: that list goes on in the next frame."""
 
     owners: tuple[Owner, ...]
     whole: bool = False
+    more: bool = False
 
 
 class MigrateOrder(msgspec.Struct, frozen=True, kw_only=True):
