@@ -194,6 +194,7 @@ A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast 
         "Clients": "`[[clients]]`",
         "Publishing": "`[[clients.publish]]`",
         "Subscribing": "`[[clients.subscribe]]`",
+        "Change": "`[[clients.changes]]`",
         "Waypoints": '`[[mobility]]` with `kind = "waypoints"`',
         "Trace": '`[[mobility]]` with `kind = "trace"`',
         "RandomFaults": "`[random_faults]`",

@@ -20,9 +20,10 @@ from nearcast.load import LoadSpec
 from nearcast.load.meeting import start_together
 from nearcast.load.spec import SharedClock
 from nearcast.recording import check, read_events
+from nearcast.scenario.events import Move
 from nearcast.scenario.scenario import Broker, Scenario
-from nearcast.scenario.topology import Host, Site, Topology
-from nearcast.scenario.workload import Clients, Publishing, Subscribing
+from nearcast.scenario.topology import Host, Site, SiteLink, Topology
+from nearcast.scenario.workload import Change, Clients, Publishing, Subscribing
 from tests.integration.brokers import NearcastBroker
 
 pytestmark = pytest.mark.integration
@@ -273,3 +274,58 @@ def test_a_client_that_leaves_is_gone_once_everything_is_answered(tmp_path: Path
     fewer = {event.message_id for event in events if event.kind == "delivered" and event.client == "leaves"}
     assert 0 < len(fewer) < len(got)
     assert max(event.at_ns for event in events if event.kind == "delivered" and event.client == "leaves") <= left["leaves"]
+
+
+def test_clients_that_roam_and_change_what_they_want(tmp_path: Path) -> None:
+    """Two names of one broker stand for two gateways of a fabric: the session is found at either."""
+    topology = Topology(
+        name="t",
+        sites=(Site(name="east"), Site(name="west")),
+        links=(SiteLink(between=("east", "west")),),
+        hosts=(Host(name="gate-1", site="east"), Host(name="gate-2", site="west"), Host(name="drone", site="east")),
+    )
+    wanted = Subscribing(filter="a/#", qos=1)
+    load = Scenario(
+        name="roaming",
+        topology=topology,
+        brokers=(Broker(host="gate-*"),),
+        clients=(
+            Clients(
+                name="drone",
+                host="drone",
+                broker="gate-*",
+                roam=True,
+                clean_start=False,
+                subscribe=(wanted,),
+                changes=(Change(at_s=1.0, subscribe=(Subscribing(filter="b", qos=1),), unsubscribe=("a/#",)),),
+                publish=(
+                    Publishing(topic="a/{client}", rate_hz=50, qos=1),
+                    Publishing(topic="b", rate_hz=50, qos=1),
+                ),
+            ),
+        ),
+        duration_s=2.0,
+        settle_s=0.5,
+    )
+    with NearcastBroker(tmp_path) as broker:
+        address = f"127.0.0.1:{broker.port()}"
+        spec = LoadSpec(
+            scenario=load,
+            addresses={"gate-1": address, "gate-2": address},
+            moves=(Move(at_s=0.5, host="drone", site="west"), Move(at_s=1.5, host="drone", site="east")),
+            events=str(tmp_path / "events"),
+        )
+        summary = finish(start(tmp_path, spec))
+    assert summary["complete"]
+    assert summary["connections"] == 3
+    assert summary["sent"] == summary["acknowledged"]
+    assert summary["lost"] == 0, "the session went along"
+    assert check(tmp_path / "events").problems == ()
+    events = list(read_events(tmp_path / "events"))
+    assert [event.path[0] for event in events if event.kind == "connected"] == ["gate-1", "gate-2", "gate-1"]
+    [given_up] = [event for event in events if event.kind == "unsubscribed"]
+    assert given_up.topic == "a/#"
+    asked = {event.topic: event.at_ns for event in events if event.kind == "subscribed"}
+    assert asked["a/#"] < given_up.at_ns < asked["b"]
+    delivered = {event.topic for event in events if event.kind == "delivered" and event.at_ns > asked["b"] + 200_000_000}
+    assert delivered == {"b"}

@@ -12,11 +12,12 @@ import pytest
 
 import nearcast.client.sync
 from nearcast.client import Client, TlsOptions
-from nearcast.errors import ConnectionClosed, ConnectionRefused, RemoteProtocolError
+from nearcast.errors import ConnectionClosed, ConnectionRefused, LocalProtocolError, RemoteProtocolError
 from nearcast.mqtt import reasons
 from nearcast.mqtt.codec import PacketReader, encode
 from nearcast.mqtt.packets import ConnAck, Connect, Disconnect, Packet, Properties
 from tests.contract.brokers import Mosquitto, free_port
+from tests.integration.brokers import NearcastBroker
 from tests.integration.tools import require
 
 pytestmark = pytest.mark.integration
@@ -225,5 +226,58 @@ def test_a_refusal_while_reconnecting_is_final() -> None:
                 with pytest.raises(ConnectionRefused, match="banned"):
                     await client.publish("x", qos=1)
             assert len(server.connects) == 3
+
+    run(scenario())
+
+
+def test_a_client_that_moves_keeps_its_session(tmp_path: Path) -> None:
+    """It goes to another address of the same broker, which stands for another gateway of the same fabric."""
+    listeners = "".join(f'[[listeners]]\nkind = "{kind}"\nport = 0\n' for kind in ("tcp", "ws"))
+    listeners += "[security]\nallow_anonymous = true\n"
+    with NearcastBroker(tmp_path, listeners) as broker:
+        websocket = f"ws://127.0.0.1:{broker.port('ws')}/mqtt"
+        seen: list[str | None] = []
+
+        async def scenario() -> None:
+            async with Client(f"mqtt://127.0.0.1:{broker.port()}", client_id="roams", on_connection=seen.append) as client:
+                await client.subscribe("echo", qos=1)
+                await client.move(websocket)
+                assert client.connected
+                await client.publish("echo", b"after", qos=1)
+                message = await client.messages.get(10)
+                assert message is not None
+                assert message.payload == b"after", "the subscription went along"
+                # Again and again, without waiting in between: the last one counts.
+                moves = [asyncio.create_task(client.move(url)) for url in (websocket, f"mqtt://127.0.0.1:{broker.port()}")]
+                await asyncio.gather(*moves)
+                await client.publish("echo", b"again", qos=1)
+                message = await client.messages.get(10)
+                assert message is not None
+                assert message.payload == b"again"
+            assert seen[0] is None
+            assert seen.count(None) >= 3
+
+        run(scenario())
+
+
+def test_moving_needs_another_connection(mosquitto: Mosquitto) -> None:
+    async def scenario() -> None:
+        async with Client(f"mqtt://127.0.0.1:{mosquitto.port}", reconnect=False) as client:
+            with pytest.raises(LocalProtocolError, match="leave `reconnect` on"):
+                await client.move(f"mqtt://127.0.0.1:{mosquitto.port}")
+
+    run(scenario())
+
+
+def test_a_client_that_moves_where_nobody_is_comes_back_when_it_may(mosquitto: Mosquitto) -> None:
+    """Nobody listens there; a second move, to where somebody does, ends the first."""
+
+    async def scenario() -> None:
+        async with Client(f"mqtt://127.0.0.1:{mosquitto.port}", client_id="lost") as client:
+            nowhere = asyncio.create_task(client.move(f"mqtt://127.0.0.1:{free_port()}"))
+            await asyncio.sleep(0)
+            await client.move(f"mqtt://127.0.0.1:{mosquitto.port}")
+            await nowhere
+            await echo(client)
 
     run(scenario())

@@ -124,6 +124,7 @@ class Client:
         self._responses: dict[bytes, asyncio.Future[Message]] = {}
         self._response_lock = asyncio.Lock()
         self._on_connection = on_connection
+        self._moving = False
 
     async def __aenter__(self) -> Client:
         if self._driver_or_none is not None:
@@ -169,6 +170,20 @@ class Client:
     def messages(self) -> MessageStream:
         """The messages of all subscriptions."""
         return self._driver.messages
+
+    async def move(self, url: str) -> None:
+        """Go on at another broker or gateway of the same fabric, as a device does that came somewhere else; returns when there
+        is a connection.
+
+        The session stays: subscriptions, and what waits to be delivered or acknowledged, go on where the new broker finds
+        them. QoS 0 messages that are on their way meanwhile are lost. It needs ``reconnect``."""
+        if self._backoff is None:
+            raise LocalProtocolError("move() opens another connection: leave `reconnect` on")
+        self._endpoint = parse_url(url)
+        driver = self._driver
+        self._moving = True
+        driver.leave()
+        await driver.until(lambda: driver.connected and not self._moving)
 
     async def wait_connected(self) -> None:
         """Wait until there is a connection; raises when there will be none."""
@@ -347,10 +362,14 @@ class Client:
         while True:
             if attempts is not None:
                 attempts.connected(driver.now)
+            if self._moving:
+                driver.leave()  # move() was called while this connection was being opened
             end = await link.ended
             if attempts is None or is_final(end):
                 raise ConnectionClosed(end.message, end.reason_code)
             attempts.lost(driver.now)
+            if self._moving:
+                attempts.begin_anew()
             link = await self._reconnect(end, attempts)
 
     async def _reconnect(self, end: Disconnected, attempts: Reconnection) -> Link:
@@ -358,9 +377,10 @@ class Client:
         other = self._referred(self._endpoint, end.reason_code, end.server_reference) if end.by_server else None
         logger.info("%s: %s; reconnecting", self._endpoint, end.message)
         while True:
-            delay = attempts.next_delay_seconds(elsewhere=other is not None)
+            delay = attempts.next_delay_seconds(elsewhere=self._moving or other is not None)
             if delay:
                 await asyncio.sleep(delay)
+            self._moving = False
             try:
                 return await self._establish(other or self._endpoint)
             except ConnectionClosed as error:

@@ -146,6 +146,11 @@ class Driver:
         finally:
             self.abandon(link)
 
+    def leave(self) -> None:
+        """End the present connection, if there is one, and keep the session: another one follows."""
+        self.machine.disconnect(self.now, keep_session=True)
+        self._act()
+
     def fail(self, failure: Exception, *, told: bool = True) -> None:
         """Nothing will work any more: everyone who waits is told so. The stream of a client closed on purpose just ends."""
         if self.failure is not None:

@@ -24,7 +24,7 @@ from nearcast.experiments.run import Run
 from nearcast.load.meeting import PATIENCE_S, start_together
 from nearcast.load.spec import LoadSpec, SharedClock, clock_offset_ns
 from nearcast.load.tally import LoadSummary
-from nearcast.scenario.events import Crash, Event, FailDisk, Kill, Pause, SkewClock
+from nearcast.scenario.events import Crash, Event, FailDisk, Kill, Move, Pause, SkewClock
 from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.timeline import timeline
@@ -197,9 +197,9 @@ async def run_load(
     """
     clients = expand_clients(scenario)
     hosts = list(dict.fromkeys(client.host for client in clients))
-    brokers = sorted({client.broker for client in clients})
+    brokers = sorted({host for client in clients for host in (client.broker, *client.roams)})
     clock = SharedClock(clock_offset_ns())
-    path = _write_spec(scenario, seed, clock, directory, events, name)
+    path = _write_spec(scenario, happens, seed, clock, directory, events, name)
     total_s = scenario.duration_s + scenario.settle_s
     stop = stop or asyncio.Event()
     listener.step(f"clients of {len(hosts)} {'host' if len(hosts) == 1 else 'hosts'} begin")
@@ -211,13 +211,22 @@ async def run_load(
     return {host: summary for host, load in loads.items() if (summary := load.result()) is not None}
 
 
-def _write_spec(scenario: Scenario, seed: int, clock: SharedClock, directory: Path, events: Path, name: str) -> Path:
+def _write_spec(
+    scenario: Scenario,
+    happens: Sequence[Event],
+    seed: int,
+    clock: SharedClock,
+    directory: Path,
+    events: Path,
+    name: str,
+) -> Path:
     """What all load processes are told."""
     spec = LoadSpec(
         # What happens was decided by the caller, once: the load only needs to know who publishes what.
         scenario=msgspec.structs.replace(scenario, events=(), mobility=(), random_faults=None),
         run=name,
         seed=seed,
+        moves=tuple(event for event in happens if isinstance(event, Move)),
         meeting=str(directory.absolute()),
         clock_offset_ns=clock.offset_ns,
         events=str(events.absolute()),

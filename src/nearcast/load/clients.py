@@ -9,9 +9,10 @@ short: a message that is sent late is sent all the same, and counted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from nearcast.load.spec import SharedClock
 from nearcast.mqtt.packets import MQTT_3_1_1, MQTT_5
 from nearcast.scenario import expansion
 from nearcast.scenario.identity import Identity, encode_identity
+from nearcast.scenario.workload import Subscribing
 
 MAX_WAITING = 1_000
 """Unacknowledged messages of a client beyond which messages that are due are skipped."""
@@ -66,7 +68,11 @@ class Observer(Protocol):
 
     def disconnected(self, client: expansion.Client, reason: str) -> None: ...
 
-    def subscribed(self, client: expansion.Client) -> None: ...
+    def subscribed(self, client: expansion.Client, wanted: Sequence[Subscribing]) -> None: ...
+
+    def unsubscribed(self, client: expansion.Client, filters: Sequence[str]) -> None: ...
+
+    def moved(self, client: expansion.Client, broker: str) -> None: ...
 
     def left(self, client: expansion.Client) -> None: ...
 
@@ -86,8 +92,11 @@ class LoadClient:
         observer: Observer,
         rng: random.Random,
         connecting: asyncio.Semaphore,
+        stops: Sequence[tuple[float, str, str]] = (),
     ) -> None:
+        """``stops`` are where it goes on to: seconds after the start, a host, its URL."""
         self._description = description
+        self._stops = stops
         self._url = url
         self._dues_s = dues_s
         self._start_ns = start_ns
@@ -95,6 +104,8 @@ class LoadClient:
         self._observer = observer
         self._rng = rng
         self._connecting = connecting
+        self._wanted = {wanted.filter: wanted.qos for wanted in description.subscribe}
+        """What it subscribes to at present."""
         self._sequences = [0] * len(dues_s)
         self._numbers = description.numbers
         self._pending: list[tuple[int, int]] = []
@@ -123,13 +134,18 @@ class LoadClient:
             async with asyncio.TaskGroup() as group:
                 connecting = group.create_task(self._stay_connected(), name=f"{self._description.name} connects")
                 publishing = group.create_task(self._publish(), name=f"{self._description.name} publishes")
+                living = [connecting]
+                if self._stops:
+                    living.append(group.create_task(self._roam(), name=f"{self._description.name} roams"))
+                if self._description.changes:
+                    living.append(group.create_task(self._change(), name=f"{self._description.name} changes"))
                 if self._description.leave_s is not None:
-                    await self._leave(self._description.leave_s, connecting, publishing)
+                    await self._leave(self._description.leave_s, living, publishing)
         finally:
             for task in self._sending:
                 task.cancel()
 
-    async def _leave(self, leave_s: float, connecting: asyncio.Task[None], publishing: asyncio.Task[None]) -> None:
+    async def _leave(self, leave_s: float, living: list[asyncio.Task[None]], publishing: asyncio.Task[None]) -> None:
         """Go for good, once all that was sent is answered."""
         await self._until(self._start_ns + int(leave_s * 1e9))
         self._stopped = True
@@ -137,7 +153,37 @@ class LoadClient:
         if self._sending:
             await asyncio.wait(self._sending, timeout=LEAVE_S)
         self._observer.left(self._description)
-        connecting.cancel()
+        for task in living:
+            task.cancel()
+
+    async def _roam(self) -> None:
+        """Go on to the next broker or gateway whenever the host comes to its site."""
+        for at_s, host, url in self._stops:
+            await self._until(self._start_ns + int(at_s * 1e9))
+            self._url = url
+            self._observer.moved(self._description, host)
+            if self._client is not None:
+                with contextlib.suppress(NearcastError):  # then a new life begins there
+                    await self._client.move(url)
+
+    async def _change(self) -> None:
+        """Subscribe to other topics when it is time."""
+        for change in self._description.changes:
+            await self._until(self._start_ns + int(change.at_s * 1e9))
+            self._wanted = {filter_: qos for filter_, qos in self._wanted.items() if filter_ not in change.unsubscribe}
+            self._wanted |= {wanted.filter: wanted.qos for wanted in change.subscribe}
+            while self._client is None:
+                await self._open.wait()
+            try:
+                # Told before it is asked for: what arrives from now on was not expected any more.
+                if change.unsubscribe:
+                    self._observer.unsubscribed(self._description, change.unsubscribe)
+                    await self._client.unsubscribe(*change.unsubscribe)
+                if change.subscribe:
+                    await self._client.subscribe(*(SubscriptionRequest(each.filter, each.qos) for each in change.subscribe))
+                    self._observer.subscribed(self._description, change.subscribe)
+            except (ConnectionClosed, RequestRefused) as error:
+                self._observer.failed_to_connect(self._description, str(error))
 
     async def _stay_connected(self) -> None:
         attempt = 0
@@ -165,9 +211,10 @@ class LoadClient:
         async with self._connecting:
             await client.__aenter__()
         try:
-            if description.subscribe:
-                await client.subscribe(*(SubscriptionRequest(wanted.filter, wanted.qos) for wanted in description.subscribe))
-                self._observer.subscribed(description)
+            if self._wanted:
+                wanted = [Subscribing(filter=filter_, qos=qos) for filter_, qos in self._wanted.items()]
+                await client.subscribe(*(SubscriptionRequest(each.filter, each.qos) for each in wanted))
+                self._observer.subscribed(description, wanted)
             self._client = client
             self._open.set()
             async for message in client.messages:

@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import time
+from collections.abc import Sequence
 
 import uvloop
 
@@ -19,8 +20,9 @@ from nearcast.load.spec import LoadSpec, SharedClock
 from nearcast.load.tally import Histogram, LoadSummary, Received
 from nearcast.recording import EventWriter, Kind, MessageEvent, message_id
 from nearcast.scenario import expansion
-from nearcast.scenario.expansion import expand_clients
+from nearcast.scenario.expansion import expand_clients, sites_of, topology_of
 from nearcast.scenario.identity import decode_identity
+from nearcast.scenario.roaming import itinerary
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Scenario
 from nearcast.scenario.schedule import publication_times
@@ -54,6 +56,9 @@ class _Load:
         if spec.host is not None and not self._descriptions:
             raise ConfigError(unknown("host with clients", spec.host, {client.host for client in everyone}))
         self._streams = {number: (client.name, stream) for client in everyone for stream, number in enumerate(client.numbers)}
+        self._sites = sites_of(topology_of(self._scenario))
+        self._places = {client.name: client.broker for client in self._descriptions}
+        """Which host's broker or gateway each is at, or on its way to."""
         self._require_descriptors(len(self._descriptions))
         self._events = None
         if spec.events is not None:
@@ -156,12 +161,19 @@ class _Load:
             over.cancel()
 
     def _client(self, description: expansion.Client, start_ns: int, connecting: asyncio.Semaphore) -> LoadClient:
-        address = self._spec.addresses.get(description.broker, description.broker)
-        url = f"mqtt://{address}" if ":" in address else f"mqtt://{address}:{description.port}"
+        url = self._url(description.broker, description.port)
+        stops = [
+            (at_s, host, self._url(host, description.port))
+            for at_s, host in itinerary(description, self._sites, self._spec.moves)
+        ]
         seed = self._spec.seed
         dues = [iter(publication_times(description, stream, seed)) for stream in range(len(description.publish))]
         rng = random.Random(f"{seed}/{description.name}/load")
-        return LoadClient(description, url, dues, start_ns, self._clock, self, rng, connecting)
+        return LoadClient(description, url, dues, start_ns, self._clock, self, rng, connecting, stops)
+
+    def _url(self, host: str, port: int) -> str:
+        address = self._spec.addresses.get(host, host)
+        return f"mqtt://{address}" if ":" in address else f"mqtt://{address}:{port}"
 
     def _require_descriptors(self, clients: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -266,7 +278,7 @@ class _Load:
                 qos=message.qos,
                 retained=message.retain,
                 size_bytes=len(message.payload),
-                path=(client.broker,),
+                path=(self._places[client.name],),
             )
         )
 
@@ -274,9 +286,16 @@ class _Load:
         self.connections += 1
         self._record_connection("connected", client, None)
 
-    def subscribed(self, client: expansion.Client) -> None:
-        for wanted in client.subscribe:
-            self._record_connection("subscribed", client, None, wanted)
+    def subscribed(self, client: expansion.Client, wanted: Sequence[Subscribing]) -> None:
+        for each in wanted:
+            self._record_connection("subscribed", client, None, each)
+
+    def unsubscribed(self, client: expansion.Client, filters: Sequence[str]) -> None:
+        for given_up in filters:
+            self._record_connection("unsubscribed", client, None, Subscribing(filter=given_up))
+
+    def moved(self, client: expansion.Client, broker: str) -> None:
+        self._places[client.name] = broker
 
     def disconnected(self, client: expansion.Client, reason: str) -> None:
         if not self._ending:
@@ -309,7 +328,7 @@ class _Load:
                 qos=publishing.qos,
                 retained=publishing.retain,
                 size_bytes=publishing.payload_bytes,
-                path=(message.client.broker,),
+                path=(self._places[message.client.name],),
                 reason=reason,
             )
         )
@@ -326,7 +345,7 @@ class _Load:
                 client=client.name,
                 topic=None if wanted is None else wanted.filter,
                 qos=None if wanted is None else wanted.qos,
-                path=(client.broker,),
+                path=(self._places[client.name],),
                 reason=reason,
             )
         )

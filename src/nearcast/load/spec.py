@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from nearcast.errors import ConfigError
+from nearcast.scenario.events import Move
 from nearcast.scenario.files import load_scenario, resolve
 from nearcast.scenario.scenario import Scenario
 
@@ -40,6 +41,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What turns this machine's monotonic clock into the shared one (nanoseconds since 1970). Processes of one machine get the
     same from whoever starts them, and then agree to the nanosecond whatever happens to the wall clock; unset reads the wall
     clock once, which is as good as the machines' clocks agree."""
+
+    moves: tuple[Move, ...] = ()
+    """How hosts move, in the order of time: clients that roam go along."""
 
     addresses: dict[str, str] = {}
     """Addresses of brokers by host name, where the name itself does not resolve: ``address`` or ``address:port``."""

@@ -195,14 +195,18 @@ class ClientMachine:
         self._send_auth(self._authentication.method, reasons.RE_AUTHENTICATE, self._authentication.start(), now)
         self._re_authenticating = True
 
-    def disconnect(self, now: float, reason_code: int = reasons.SUCCESS, reason_string: str | None = None) -> None:
-        """End the connection on purpose. The driver closes the transport after the remaining output."""
+    def disconnect(
+        self, now: float, reason_code: int = reasons.SUCCESS, reason_string: str | None = None, keep_session: bool = False
+    ) -> None:
+        """End the connection on purpose. The driver closes the transport after the remaining output. With ``keep_session`` the
+        session goes on whatever the settings say: the client is about to connect elsewhere."""
         if self.state == CLOSED:
             return
         if self.state == CONNECTED:
             properties = None
             if self._version == MQTT_5:
                 ends = self.settings.end_session_on_disconnect and self.settings.session_expiry_seconds > 0
+                ends = ends and not keep_session
                 if ends or reason_string is not None:
                     properties = Properties(session_expiry_interval=0 if ends else None, reason_string=reason_string)
             self._send(Disconnect(reason_code, properties), now)

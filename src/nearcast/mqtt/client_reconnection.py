@@ -71,6 +71,10 @@ class Reconnection:
         if now - self._connected_at >= STABLE_SECONDS:
             self.attempt = 0
 
+    def begin_anew(self) -> None:
+        """It goes somewhere else now: what failed before says nothing about that."""
+        self.attempt = 0
+
     def next_delay_seconds(self, elsewhere: bool = False) -> float:
         """How long to wait before the next attempt. The first one at another broker, to which one was sent, need not wait."""
         attempt = self.attempt

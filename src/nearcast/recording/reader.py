@@ -151,6 +151,7 @@ def _contradictions(table: Any) -> Iterator[str]:
         "acknowledged": ("message_id", "publisher", "sent_ns"),
         "skipped": ("message_id", "publisher", "due_ns", "reason"),
         "subscribed": ("topic",),
+        "unsubscribed": ("topic",),
         "processed": ("message_id", "topic", "sent_ns", "size_bytes"),
         "delivered": ("message_id", "topic", "publisher", "subscriber", "sent_ns", "received_ns", "qos", "size_bytes"),
     }

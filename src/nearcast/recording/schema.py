@@ -29,6 +29,7 @@ Kind = Literal[
     "processed",
     "connected",
     "subscribed",
+    "unsubscribed",
     "disconnected",
     "unconnected",
 ]
@@ -43,6 +44,7 @@ KINDS: dict[str, str] = {
     "and then it is the cloud that processed it",
     "connected": "a client has a connection (again)",
     "subscribed": "the broker confirmed a subscription of a client; `topic` is the filter, `qos` what was asked for",
+    "unsubscribed": "a client is about to give a subscription up; `topic` is the filter",
     "disconnected": "a client has lost its connection, or left for good; `reason` says why",
     "unconnected": "a client tried to connect for the first time, in vain; `reason` says why",
 }

@@ -3,7 +3,7 @@ here, so that a client has the same name, topics and broker in each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from nearcast.scenario.placeholders import fill, rename
 from nearcast.scenario.rules import unknown
 from nearcast.scenario.scenario import Broker, Gateway, Scenario
 from nearcast.scenario.topology import Process, Topology
-from nearcast.scenario.workload import OWN_HOST, Clients, Publishing, Subscribing
+from nearcast.scenario.workload import OWN_HOST, Change, Clients, Publishing, Subscribing
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -43,6 +43,13 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     leave_s: float | None = None
     """When it disconnects for good; None: at the end of the run."""
+
+    changes: tuple[Change, ...] = ()
+    """Of its subscriptions, in the order of time, with placeholders filled in."""
+
+    roams: tuple[str, ...] = ()
+    """Hosts of the brokers or gateways that it goes on to when its own host moves to their sites
+    (:func:`~nearcast.scenario.roaming.itinerary`); empty: it stays where it is."""
 
     @property
     def numbers(self) -> list[int]:
@@ -115,17 +122,20 @@ def expand_gateways(scenario: Scenario) -> tuple[Gateway, ...]:
 
 def expand_clients(scenario: Scenario) -> tuple[Client, ...]:
     """Every client, in the order of the scenario: group by group, host by host."""
-    hosts = topology_of(scenario).host_names()
+    topology = topology_of(scenario)
+    hosts, sites = topology.host_names(), sites_of(topology)
     return tuple(
         client
         for position, group in enumerate(scenario.clients)
-        for client in _group(group, position, hosts, scenario.duration_s)
+        for client in _group(group, position, hosts, scenario.duration_s, sites)
     )
 
 
-def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: float) -> Iterator[Client]:
+def _group(
+    group: Clients, position: int, hosts: Sequence[str], duration_s: float, sites: Mapping[str, str]
+) -> Iterator[Client]:
     beside = group.broker == OWN_HOST
-    brokers = () if beside else _matched(group.broker, hosts, f"clients[{position}].broker")
+    brokers = [] if beside else _matched(group.broker, hosts, f"clients[{position}].broker")
     number = 0
     for host in _matched(group.host, hosts, f"clients[{position}].host"):
         prefix = f"{group.name}@{host}" if group.host.endswith("*") else group.name
@@ -136,8 +146,7 @@ def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: floa
                 name=name,
                 index=index,
                 host=host,
-                # In turn over the whole group, not from the first broker again on each host.
-                broker=host if beside else brokers[number % len(brokers)],
+                broker=_first(group, host, brokers, number, sites),
                 port=group.port,
                 publish=tuple(
                     msgspec.structs.replace(stream, topic=fill(stream.topic, words)) if "{" in stream.topic else stream
@@ -153,8 +162,35 @@ def _group(group: Clients, position: int, hosts: Sequence[str], duration_s: floa
                 start_s=group.start_s,
                 stop_s=duration_s if group.stop_s is None else min(group.stop_s, duration_s),
                 leave_s=group.stop_s if group.leave else None,
+                changes=tuple(_filled(change, words) for change in group.changes),
+                roams=tuple(brokers) if group.roam else (),
             )
             number += 1
+
+
+def _first(group: Clients, host: str, brokers: Sequence[str], number: int, sites: Mapping[str, str]) -> str:
+    """The broker or gateway that a client of a group begins at."""
+    if group.broker == OWN_HOST:
+        return host
+    if group.roam:
+        here = next((broker for broker in brokers if sites[broker] == sites[host]), None)
+        if here is not None:
+            return here
+    # In turn over the whole group, not from the first broker again on each host.
+    return brokers[number % len(brokers)]
+
+
+def _filled(change: Change, words: dict[str, str]) -> Change:
+    return Change(
+        at_s=change.at_s,
+        subscribe=tuple(msgspec.structs.replace(each, filter=fill(each.filter, words)) for each in change.subscribe),
+        unsubscribe=tuple(fill(each, words) for each in change.unsubscribe),
+    )
+
+
+def sites_of(topology: Topology) -> dict[str, str]:
+    """Where each host is at first."""
+    return {name: host.site for host in topology.hosts for name in host.names()}
 
 
 def _matched(pattern: str, hosts: Sequence[str], key: str) -> list[str]:

@@ -86,6 +86,25 @@ class Subscribing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         require(self.qos in (0, 1, 2), "qos", "must be 0, 1 or 2")
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients want from a moment on, and what they do not want any more."""
+
+    at_s: float
+    """When, in seconds after the start."""
+
+    subscribe: tuple[Subscribing, ...] = ()
+    """Subscriptions that they make."""
+
+    unsubscribe: tuple[str, ...] = ()
+    """Filters that they give up; before they subscribe to new ones."""
+
+    def __post_init__(self) -> None:
+        require_seconds(self.at_s, "at_s")
+        require(len(self.subscribe) + len(self.unsubscribe) > 0, "subscribe", "and `unsubscribe` are both empty")
+        for given_up in self.unsubscribe:
+            _require_topic(given_up, "unsubscribe", wildcards=True)
+
+
 class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group of alike MQTT clients on a host."""
 
@@ -99,6 +118,11 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Host of the broker or gateway they connect to; with a trailing ``*``, the hosts that begin so in turn; ``{host}``, each
     client's own."""
 
+    roam: bool = False
+    """Whether they are connected to the broker or gateway at the site that their host is at, the first there of those that
+    ``broker`` names with a trailing ``*``, and go on to another when the host moves to its site. A site without one keeps them
+    where they are. They keep their session. Emulated WAN only."""
+
     port: int = 1883
     """The port of that broker or gateway."""
 
@@ -110,6 +134,9 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     subscribe: tuple[Subscribing, ...] = ()
     """What each of them subscribes to."""
+
+    changes: tuple[Change, ...] = ()
+    """What each of them subscribes to, and does not any more, later. Emulated WAN only."""
 
     protocol: Literal["5.0", "3.1.1"] = "5.0"
     """The version of MQTT they speak."""
@@ -140,3 +167,6 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         require_seconds(self.stop_s, "stop_s")
         require(self.stop_s is None or self.stop_s > self.start_s, "stop_s", "must be after `start_s`")
         require(not self.leave or self.stop_s is not None, "leave", "needs `stop_s`: it says when")
+        require(not self.roam or self.broker.endswith("*"), "roam", "needs a `broker` with a trailing `*`: those to go on to")
+        moments = [change.at_s for change in self.changes]
+        require(moments == sorted(moments), "changes", "must be in the order of their time")

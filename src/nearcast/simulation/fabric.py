@@ -44,7 +44,7 @@ from nearcast.simulation.fabric_invariants import Brokers, FabricLedger, FabricT
 from nearcast.simulation.fabric_settings import FabricSettings, settings_of
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant
-from nearcast.simulation.mqtt import Mqtt, MqttNode
+from nearcast.simulation.mqtt import Mqtt, MqttNode, refuse_changing
 from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_client import Workload
 from nearcast.simulation.streams import Stream
@@ -74,6 +74,7 @@ class Fabric(Mqtt):
         self.settings = settings_of(scenario)
         self._world = world
         clients = expand_clients(scenario)
+        refuse_changing(clients)
         for broker in expand_brokers(scenario):
             if broker.fabric:
                 self.brokers[broker.name] = broker

@@ -20,13 +20,14 @@ workload. What must hold is in :mod:`nearcast.simulation.mqtt_invariants`. Setti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from nearcast.config import Limits, TopicRule
 from nearcast.errors import ConfigError
-from nearcast.scenario.expansion import expand_brokers, expand_clients
+from nearcast.scenario.expansion import Client, expand_brokers, expand_clients
 from nearcast.scenario.scenario import Broker, Scenario
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.invariants import Invariant, Protocol
@@ -54,6 +55,14 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("`snapshot_bytes` and `snapshot_step_bytes` must be at least 1")
         if self.segment_bytes < 1 or self.max_topics < 1:
             raise ValueError("`segment_bytes` and `max_topics` must be at least 1")
+
+
+def refuse_changing(clients: Iterable[Client]) -> None:
+    """What load processes can do and simulated clients cannot is refused, not left out."""
+    for client in clients:
+        if client.roams or client.changes:
+            what = "roams" if client.roams else "changes its subscriptions"
+            raise ConfigError(f"`clients`: {client.name} {what}: only clients on the emulated WAN can", key="clients")
 
 
 class MqttNode(ProgramNode):
@@ -97,6 +106,7 @@ class Mqtt(Protocol):
                 raise ConfigError(f"`brokers`: two brokers on {broker.host} at port {broker.port}", key="brokers")
             durable[broker.host, broker.port] = broker.durable
             self.brokers_of.setdefault(broker.host, []).append(broker)
+        refuse_changing(clients)
         for client in clients:
             if (client.broker, client.port) not in durable:
                 raise ConfigError(

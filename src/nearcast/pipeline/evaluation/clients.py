@@ -57,6 +57,8 @@ class Clients:
         """By client: ``broker, from_ns, until_ns``. At a broker until it appears at another one."""
         self.outages: list[Outage] = []
         self.shared = 0
+        self.given_up = 0
+        """Subscriptions that a client had for a time only: nobody judges what it missed of them."""
         self.unconnected: Counter[str | None] = Counter()
         """Why clients never got a first connection."""
         lives: dict[str, list[Event]] = defaultdict(list)
@@ -72,9 +74,11 @@ class Clients:
         self._index = FilterIndex(self._filters)
 
     def _subscribe(self, client: str, life: Sequence[Event]) -> None:
+        given_up = {event["topic"] for event in life if event["kind"] == "unsubscribed"}
+        self.given_up += len(given_up)
         for event in life:
             topic_filter = event["topic"]
-            if event["kind"] != "subscribed" or topic_filter is None:
+            if event["kind"] != "subscribed" or topic_filter is None or topic_filter in given_up:
                 continue
             if topic_filter.startswith(SHARED):
                 self.shared += 1

@@ -126,6 +126,9 @@ class Passes:
             clients = Clients(events[number])
             processed = any(number in survey.processed for survey in surveys)
             runs.append(Run(name, start_ns, end_ns, cutoff_ns, number in linked, clients, places[name], processed))
+        given_up = sum(run.clients.given_up for run in runs)
+        if given_up:
+            self.notes.append(f"{given_up:,} subscriptions were given up before the end: what they missed is not judged")
         shared = sum(run.clients.shared for run in runs)
         if shared:
             self.notes.append(f"{shared:,} shared subscriptions: nobody is expected to get what one of a group gets")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MESSAGE_KINDS = ("published", "acknowledged", "refused", "skipped", "delivered")
 PUBLISHED, ACKNOWLEDGED, REFUSED, SKIPPED, DELIVERED, PROCESSED = range(6)
 _NARROW_KINDS = (*MESSAGE_KINDS, "processed")
-CONNECTION_KINDS = ("connected", "subscribed", "disconnected", "unconnected")
+CONNECTION_KINDS = ("connected", "subscribed", "unsubscribed", "disconnected", "unconnected")
 
 ROWS_PER_PIECE = 400_000
 """So many events are held at a time where files are read, or those of one row group."""
