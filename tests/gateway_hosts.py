@@ -28,6 +28,7 @@ class Client:
     closed: bool = False
     packets: list[Packet] = field(default_factory=list)
     tunnel: Tunnel | None = None
+    round_trip_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.reader = PacketReader(self.version)
@@ -39,6 +40,9 @@ class Client:
 
     def close(self) -> None:
         self.closed = True
+
+    def rtt_ms(self) -> float:
+        return self.round_trip_ms
 
     def pause_reading(self) -> None:
         self.reading = False

@@ -22,6 +22,7 @@ from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Link
 from nearcast.fabric.moving import Move, Moves, Order
 from nearcast.fabric.parts import LinkUser
+from nearcast.fabric.places import PlaceTeller
 from nearcast.fabric.trunk_lines import TrunkLine
 from nearcast.fabric.tunnels import CLOSED, GREETING, OPEN, RESUMING, WAITING, Channel, ClientHandle, Tunnel
 from nearcast.mqtt import reasons
@@ -84,6 +85,7 @@ class Gateway(LinkUser):
         self.choice = Choice(self.lines)
         self.moves = Moves(self, rng, settings.moves_at_once, settings.move_timeout_s)
         self.tunnels: dict[Tunnel, None] = {}
+        self.places = PlaceTeller(self)
         #: For logs and reports; called with a client that is in, one that is gone, a broker that came or was lost.
         self.on_connected: Callable[[Tunnel], None] | None = None
         self.on_ended: Callable[[Tunnel], None] | None = None
@@ -450,6 +452,7 @@ class Gateway(LinkUser):
             self.stats.refused += 1
             tunnel.refuse(reasons.SERVER_UNAVAILABLE, "there is no broker", now)
         self.moves.tick(now)
+        self.places.tick(now)
         if now >= self._next_look:
             self._look(now)
 
@@ -471,7 +474,7 @@ class Gateway(LinkUser):
                 self.move(target, now)
 
     def next_deadline(self) -> float:
-        deadline = min(self._next_look, self.moves.next_deadline())
+        deadline = min(self._next_look, self.moves.next_deadline(), self.places.next_deadline())
         for tunnel in self._greeting:
             deadline = min(deadline, tunnel.opened_at + self.limits.connect_timeout_seconds)
             break

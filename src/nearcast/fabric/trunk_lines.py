@@ -5,6 +5,7 @@ from __future__ import annotations
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
+from nearcast.fabric.places import LineMemory
 from nearcast.fabric.trunks import peer_fields
 from nearcast.fabric.tunnels import Channel, Tunnel
 from nearcast.mqtt.records import blob, number
@@ -19,6 +20,7 @@ class TrunkLine:
         self.leaving = False
         self.channels: dict[int, Channel] = {}
         self.idle_since = 0.0
+        self.memory = LineMemory()
         self._next_number = 1
 
     def channel(self, tunnel: Tunnel, max_packet_bytes: int) -> Channel:
@@ -26,6 +28,7 @@ class TrunkLine:
         channel = Channel(tunnel, self, self._next_number, max_packet_bytes)
         self._next_number += 1
         self.channels[channel.number] = channel
+        self.memory.untold.append(channel)
         return channel
 
     def end(self, channel: Channel) -> None:

@@ -20,6 +20,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
 from nearcast.fabric.parts import LinkUser
+from nearcast.fabric.places import Whereabouts
 from nearcast.fabric.resumption import Resumed
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
@@ -65,6 +66,8 @@ class Channel:
         self.announced = True  # logging every client of a gateway is the gateway's to do
         self.outstanding_bytes = 0
         self.taken_bytes = 0
+        #: Round-trip time between the client and its gateway, as that said last.
+        self.latency_ms = 0.0
         #: The move with which the client leaves: its last bytes are on their way, then FROZEN is said. 0: none.
         self.freezing = 0
         #: The move with which it comes; its bytes are kept until its session is here. 0: none.
@@ -136,6 +139,7 @@ class Trunk:
         self.name = "" if link.theirs is None else link.theirs.name
         self.channels: dict[int, Channel] = {}
         self.blocked: dict[int, Channel] = {}
+        self.whereabouts = Whereabouts()
 
     def end(self, channel: Channel, lost_gateway: bool = False) -> None:
         """The channel is over, and nothing is said about it any more."""
@@ -204,6 +208,9 @@ class Trunks(LinkUser):
             return
         fields = Fields(content)
         kind = content[0]
+        if kind == frames.PLACE:
+            self._place(trunk, fields, now)
+            return
         channel_number = fields.number()
         if kind == frames.CLIENT_OPEN:
             self._open(trunk, channel_number, fields, now)
@@ -249,6 +256,12 @@ class Trunks(LinkUser):
             trunk.end(channel)
             return
         channel.connection = self.engine.open(channel.peer, channel, now)
+
+    def _place(self, trunk: Trunk, fields: Fields, now: float) -> None:
+        for channel_number, latency_ms in trunk.whereabouts.read(fields, now):
+            channel = trunk.channels.get(channel_number)
+            if channel is not None:
+                channel.latency_ms = latency_ms
 
     def _resume(self, trunk: Trunk, channel_number: int, fields: Fields, now: float) -> None:
         channel = self.new_channel(trunk, channel_number, read_peer(fields))

@@ -84,6 +84,9 @@ class ClientHandle(Protocol):
     def resume_reading(self) -> None:
         """Go on reading."""
 
+    def rtt_ms(self) -> float:
+        """Round-trip time to the client; 0 while that is not known."""
+
 
 class Upstream:
     """One broker's end of a tunnel. While it is ``holding``, what it sends is kept and not confirmed."""
@@ -127,6 +130,8 @@ class Channel(Upstream):
         self.number = channel_number
         self.outstanding_bytes = 0
         self.unconfirmed_bytes = 0
+        #: The client's latency as the broker knows it (:mod:`nearcast.fabric.places`); below 0: not told yet.
+        self.told_ms = -1.0
 
     @property
     def broker(self) -> str:
@@ -177,6 +182,8 @@ class Tunnel:
         self.close_reason = ""
         self.bytes_in = 0
         self.bytes_out = 0
+        #: Round-trip time to the client, as measured last (:mod:`nearcast.fabric.places`).
+        self.latency_ms = 0.0
         self._cutter = Cutter(gateway.limits.max_packet_bytes)
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from nearcast.serving.round_trips import tcp_round_trip_ms
+
 #: Beyond this many chunks, joining them costs less than giving the kernel one vector entry each.
 JOIN_ABOVE_CHUNKS = 4
 
@@ -51,3 +53,7 @@ class StreamTransport(asyncio.Protocol):
     def write_buffer_bytes(self) -> int:
         """Bytes the kernel has not taken yet."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    def rtt_ms(self) -> float:
+        """Round-trip time to the other end (:mod:`nearcast.serving.round_trips`); 0 while that is not known."""
+        return tcp_round_trip_ms(self.transport)

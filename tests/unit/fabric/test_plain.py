@@ -31,6 +31,9 @@ class Wire:
     def close(self) -> None:
         self.closed = True
 
+    def rtt_ms(self) -> float:
+        return 0.0
+
     def pause_reading(self) -> None:
         """Nothing is read."""
 
