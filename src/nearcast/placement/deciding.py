@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from nearcast.telemetry.places import Floats, Indices
+from nearcast.telemetry.places import Floats, Indices, Mask
 
 from .plans import PlannedMove, PlanRecord
 from .policies import Policies
@@ -80,6 +80,7 @@ class Plan:
         trigger: npt.NDArray[np.int8],
         outcome: npt.NDArray[np.int8],
         target: Indices,
+        considered: Indices,
         expected_ms: Floats,
     ) -> None:
         self.topics = topics
@@ -90,8 +91,15 @@ class Plan:
         self.trigger = trigger
         self.outcome = outcome
         self.target = target
+        self.considered = considered
+        """The best broker that was found, also where the topic stays."""
         self.expected_ms = expected_ms
         self.moves = self._moves()
+
+    @property
+    def overloaded(self) -> Mask:
+        """Which brokers were overloaded."""
+        return self.policies.overloaded(self.fleet, self.settings)
 
     def _moves(self) -> list[Move]:
         topics, names = self.topics, self.fleet.names
@@ -136,6 +144,7 @@ def decide(topics: Topics, fleet: Fleet, settings: PlacementSettings, now: float
         trigger=trigger,
         outcome=outcome,
         target=plan.target,
+        considered=plan.considered,
         expected_ms=plan.expected_ms,
     )
 
@@ -186,6 +195,7 @@ class _Placing:
         self.trigger = trigger
         self.outcome = outcome
         self.target = topics.owner.copy()
+        self.considered = np.full(len(topics), UNOWNED, np.int64)
         self.expected_ms = np.full(len(topics), _NOT_CALCULATED)
         self._order = np.lexsort((np.arange(len(fleet)), fleet.out_rate))
         self._position = np.empty(len(fleet) + 1, np.int64)
@@ -244,6 +254,7 @@ class _Placing:
                     continue
             worst = expected[index, broker]
             self.expected_ms[row] = worst
+            self.considered[row] = self._order[broker]
             if broker == stays:
                 self.outcome[row] = BEST
                 continue
@@ -288,6 +299,7 @@ class _Placing:
                 self.outcome[row] = FULL if self.trigger[row] > LEAVING else NOWHERE
                 continue
             self.expected_ms[row] = 0.0
+            self.considered[row] = self._order[broker]
             self._move(row, broker, float(self.topics.rate[row]))
             turn += 1
 

@@ -14,8 +14,8 @@ function                 what it decides                                        
 :mod:`nearcast.placement.deciding` puts them together. Three things go past the paper's words where these leave room. *What a
 broker can take* counts the CPU and network that a topic's messages will need, at the cost per message that the fleet has now
 (but at most what the rate limit implies, so that the idle load of a quiet fleet is not taken for the cost of its few
-messages). *Within one plan, load only grows*: a broker's capacity is free when a topic has gone, which is after this plan. And *ties*, of
-less than a microsecond, go to the broker that passes on least.
+messages). *Within one plan, load only grows*: a broker's capacity is free when a topic has gone, which is after this plan. And
+*ties*, of less than a microsecond, go to the broker that passes on least.
 """
 
 from __future__ import annotations

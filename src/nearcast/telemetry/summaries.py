@@ -17,8 +17,8 @@ Coordinate`: where they would not, they are left out, and no triangle holds).
 
 Crowds of one topic from several brokers are merged: centroid and worst case as exactly as if their clients had been one crowd,
 the deviation as a bound: a crowd's own, plus that of its centroid from the common one. A client is a crowd of one, which is
-why the summary of a million clients (:func:`summarise_samples`) and the merging of a thousand reports (:func:`merge_rows`) are one
-function.
+why the summary of a million clients (:func:`summarise_samples`) and the merging of a thousand reports (:func:`merge_rows`) are
+one function.
 """
 
 from __future__ import annotations
