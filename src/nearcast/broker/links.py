@@ -74,15 +74,14 @@ class Links:
             now,
         )
         self.sockets = LinkSockets(self.fabric, settings, broker.monotonic, self.flush)
-        self.probing: Probing | None = None
+        wall_s = now + broker.engine.effects.wall_offset
+        self.probing = Probing(self.fabric.name, secret, broker.monotonic, self.flush, wall_s)
         self.registering: Registering | None = None
         self.grouping: Grouping | None = None
-        if settings.controller or settings.groups.cloud:
-            self.probing = Probing(self.fabric.name, secret, broker.monotonic, self.flush)
-            if settings.controller:
-                self.registering = Registering(broker, self.fabric, self.probing)
-            if settings.groups.cloud:
-                self.grouping = Grouping(broker, self.fabric.broadcast, self.probing, self.flush)
+        if settings.controller:
+            self.registering = Registering(broker, self.fabric, self.probing)
+        if settings.groups.cloud:
+            self.grouping = Grouping(broker, self.fabric.broadcast, self.probing, self.flush)
 
     def open(self) -> None:
         """The journal was read: go on with what it has for other brokers, and where too much of that is to go."""
@@ -93,6 +92,7 @@ class Links:
             directory = Path(persistence.directory) / SPOOL
             self._spool = SpoolFiles(directory, self._spilled_later, fsync=persistence.sync == "fsync")
             self.fabric.channels.use_spool(self._spool)
+            self.probing.keep_in(Path(persistence.directory))
 
     def close(self) -> None:
         """What is being written to the spool is to be whole before the journal is closed; the next start does not need it."""
@@ -122,11 +122,11 @@ class Links:
         """Everything is bound: say where this broker is reached, and begin to look for the others."""
         settings = self._broker.config.fabric
         self.fabric.routes.address = settings.advertise or advertised(listeners)
-        if self.probing is not None:
-            self.probing.start(listeners)
+        self.probing.start(listeners, self.fabric.routes.address)
         now = self._broker.monotonic()
         for peer in settings.peers:
             self.fabric.dial(peer, now)
+            self.probing.gossip.know("", peer, now)
         if settings.controller is not None and self.registering is not None:
             self.registering.start(listeners)
             self.fabric.dial(settings.controller, now)
@@ -154,8 +154,7 @@ class Links:
         self.sockets.dial()
         if self.grouping is not None:
             self.grouping.flush()
-        if self.probing is not None:
-            self.probing.send()
+        self.probing.send()
         for link, up in fabric.take_news():
             self._log(link, up)
         if self._leaving and self._is_idle():
@@ -166,6 +165,7 @@ class Links:
         if self.fabric.next_deadline() <= now:
             self.fabric.tick(now)
             self.flush()
+        self.probing.tick(now)
         if self.grouping is not None:
             self.grouping.tick()
 
@@ -226,16 +226,14 @@ class Links:
         self.sockets.cut_all()
         if self.grouping is not None:
             self.grouping.socket.cut()
-        if self.probing is not None:
-            self.probing.close()
+        self.probing.close()
 
     def abort(self) -> None:
         """End everything at once."""
         self.sockets.abort_all()
         if self.grouping is not None:
             self.grouping.socket.abort()
-        if self.probing is not None:
-            self.probing.close()
+        self.probing.close()
 
     # --- figures --------------------------------------------------------------------------------------------------------
 

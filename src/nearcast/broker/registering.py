@@ -33,6 +33,7 @@ class Registering:
         durable = broker.config.persistence.directory is not None
         self.node = BrokerNode(fabric, self._describe, durable=durable)
         self.registration = Registration(self.node, probing.monitor)
+        self.registration.gossip = probing.gossip
         fabric.users[CONTROLLER] = self.registration
 
     def start(self, listeners: list[BoundListener]) -> None:

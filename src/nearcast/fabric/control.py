@@ -31,6 +31,7 @@ from nearcast.fabric.group_facts import GroupFacts
 from nearcast.fabric.links import Link
 from nearcast.fabric.owner_records import MigrateOrder, Owner, Owners
 from nearcast.fabric.parts import FOREVER, LinkUser
+from nearcast.membership.gossip import Gossip
 from nearcast.membership.monitoring import Measured, Monitor, MonitorSettings, Ordered
 from nearcast.mqtt import reasons
 
@@ -304,6 +305,8 @@ class Registration(LinkUser):
     ) -> None:
         self.registrant = registrant
         self.monitor = monitor
+        self.gossip: Gossip | None = None
+        """Who keeps this node's coordinate, if somebody does: it hears of the brokers. Whoever drives the node drives it."""
         self.link: Link | None = None
         self.controller = ""
         self.name = ""
@@ -403,12 +406,16 @@ class Registration(LinkUser):
                 changed.append(member)
                 if self.monitor is not None:
                     self.monitor.know(member.name, member.monitoring, now)
+                if self.gossip is not None:
+                    self.gossip.know(member.name, member.monitoring, now)
         for departure in told.gone:
             self.known.pop(departure.name, None)
             self._measurements.pop(departure.name, None)
             self._reported.pop(departure.name, None)
             if self.monitor is not None:
                 self.monitor.forget(departure.name)
+            if self.gossip is not None:
+                self.gossip.forget(departure.name)
         if changed or told.gone:
             self.registrant.members(tuple(changed), told.gone, now)
 

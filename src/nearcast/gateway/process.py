@@ -33,6 +33,7 @@ from nearcast.fabric.tunnels import Tunnel
 from nearcast.gateway.config import GatewayConfig, plain_name
 from nearcast.gateway.plain_sockets import PlainSockets
 from nearcast.gateway.transports import ClientTransport, GatewayListener
+from nearcast.membership.gossip import Gossip, GossipSettings
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
@@ -91,10 +92,15 @@ class GatewayProcess:
         self._epoch = epoch
         self.registration: Registration | None = None
         self._monitoring: MonitoringSockets | None = None
+        self.gossip: Gossip | None = None
+        """Who keeps the gateway's coordinate, which is that of its clients, too (ePulsar's NC proxy)."""
         if fabric.controller is not None:
             monitor = Monitor(self.name, secret, random.SystemRandom(), MonitorSettings(), standing=True)
             wall_offset = self._clock.wall() - now
             self.registration = Registration(GatewayNode(self.machine, self._describe, wall_offset), monitor)
+            life = int((now + wall_offset) * 1e6)
+            self.gossip = Gossip(self.name, "", secret, GossipSettings(), random.SystemRandom(), now, life=life)
+            self.registration.gossip = self.gossip
             self.hub.users[links.CONTROLLER] = self.registration
         self.link_sockets = LinkSockets(self.hub, fabric, self.monotonic, self.flush)
         self.listeners: list[GatewayListener] = []
@@ -151,7 +157,7 @@ class GatewayProcess:
         if registration is not None and registration.monitor is not None:
             host = "0.0.0.0"  # noqa: S104  # probes are answered to whoever asks, with nothing but the probe itself
             sockets = bind_udp(host, 0, key="fabric.controller")
-            self._monitoring = MonitoringSockets(registration.monitor, sockets, self.monotonic, self.flush)
+            self._monitoring = MonitoringSockets(registration.monitor, sockets, self.monotonic, self.flush, self.gossip)
             self._monitoring.start()
 
     def _describe(self) -> Node:
@@ -316,6 +322,9 @@ class GatewayProcess:
         if self.hub.next_deadline() <= now:
             self.hub.tick(now)
             self.flush()
+        if self.gossip is not None and self._monitoring is not None and self.gossip.next_deadline() <= now:
+            self.gossip.tick(now)
+            self._monitoring.send()
         self._ticks += 1
         if self._ticks % CHECKS_EVERY_TICKS == 0:
             self.events.summarize()

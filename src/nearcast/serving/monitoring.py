@@ -1,5 +1,6 @@
-"""The monitoring protocol on real UDP sockets: moves datagrams between the network and a node's
-:class:`~nearcast.membership.monitoring.Monitor`, and turns addresses as text into those of sockets."""
+"""The protocols on real UDP sockets: moves datagrams between the network and a node's machines, its
+:class:`~nearcast.membership.monitoring.Monitor` and :class:`~nearcast.membership.gossip.Gossip`, and turns addresses as text
+into those of sockets."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from nearcast.errors import ConfigError
 from nearcast.serving import logs
 from nearcast.serving.links import split_address
 
-MAX_DATAGRAM_BYTES = 64
-"""As in the reference: nothing longer belongs to the protocol."""
+MAX_DATAGRAM_BYTES = 1500
+"""More than any packet of the protocols has."""
 
 READS_PER_WAKEUP = 256
 RESOLVED_FOR_SECONDS = 60.0
@@ -27,6 +28,16 @@ class Datagrams(Protocol):
 
     def handle(self, data: bytes, source: str, now: float) -> None:
         """A datagram arrived."""
+
+    def take_outgoing(self) -> list[tuple[str, bytes]]:
+        """Datagrams to send, with their addresses."""
+
+
+class GossipDatagrams(Protocol):
+    """A machine that shares the sockets, and says which datagrams are its own."""
+
+    def handle(self, data: bytes, source: str, now: float) -> bool:
+        """A datagram arrived; whether it was for this machine."""
 
     def take_outgoing(self) -> list[tuple[str, bytes]]:
         """Datagrams to send, with their addresses."""
@@ -61,9 +72,15 @@ class MonitoringSockets:
     """A node's UDP sockets. ``flush`` is what the node does after every call into its machines; it calls :meth:`send`."""
 
     def __init__(
-        self, monitor: Datagrams, sockets: list[socket.socket], monotonic: Callable[[], float], flush: Callable[[], None]
+        self,
+        monitor: Datagrams,
+        sockets: list[socket.socket],
+        monotonic: Callable[[], float],
+        flush: Callable[[], None],
+        gossip: GossipDatagrams | None = None,
     ) -> None:
         self._monitor = monitor
+        self._gossip = gossip
         self._sockets = sockets
         self._by_family = {bound.family: bound for bound in reversed(sockets)}
         self._monotonic = monotonic
@@ -101,12 +118,19 @@ class MonitoringSockets:
                 break
             except OSError:
                 continue  # a port that somebody was sent to is closed: the probe is lost, which is all there is to know
-            self._monitor.handle(data, _joined(address), now)
+            source = _joined(address)
+            if self._gossip is None or not self._gossip.handle(data, source, now):
+                self._monitor.handle(data, source, now)
         self._flush()
 
     def send(self) -> None:
-        """Send what the machine wants to have sent. Called after every call into it."""
-        for address, data in self._monitor.take_outgoing():
+        """Send what the machines want to have sent. Called after every call into them."""
+        self._send_all(self._monitor.take_outgoing())
+        if self._gossip is not None:
+            self._send_all(self._gossip.take_outgoing())
+
+    def _send_all(self, datagrams: list[tuple[str, bytes]]) -> None:
+        for address, data in datagrams:
             known = self._resolved.get(address)
             if known is None:
                 known = self._resolve(address, data)

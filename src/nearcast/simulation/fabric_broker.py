@@ -15,11 +15,13 @@ from nearcast.fabric.control import ClassRules, Node, Registration
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.links import CONTROLLER
 from nearcast.fabricconfig import Fabric as FabricSettings
+from nearcast.membership.gossip import Gossip
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.scenario.scenario import Broker
 from nearcast.simulation.cloud_streams import CloudStreams
 from nearcast.simulation.disks import Disk
 from nearcast.simulation.folders import DiskFolder
+from nearcast.simulation.gossip import simulated_gossip
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.link_streams import LinkStreams
 from nearcast.simulation.mqtt_broker import SimulatedBroker
@@ -119,6 +121,7 @@ class FabricBroker(SimulatedBroker):
         if described.durable:
             self.spool = DiskSpool(host.disk, f"broker-{described.port}-spool/", self.token + SPOOL)
         self.monitor: Monitor | None = None
+        self.gossip: Gossip | None = None
         self.registration: Registration | None = None
         cloud = self.fabric.broadcast.cloud
         if controller is not None or cloud is not None:
@@ -126,6 +129,8 @@ class FabricBroker(SimulatedBroker):
             node.datagram_ports[described.link_port] = self
         if controller is not None and self.monitor is not None:
             self.registration = Registration(BrokerNode(self.fabric, self._describe, durable=described.durable), self.monitor)
+            self.gossip = simulated_gossip(host, described.name, described.link_port, epoch, SECRET)
+            self.registration.gossip = self.gossip
             self.fabric.users[CONTROLLER] = self.registration
         self.lcm = lcm
         self.cloud: CloudStreams | None = None
@@ -221,9 +226,17 @@ class FabricBroker(SimulatedBroker):
             super().lost(stream, reason)
 
     def datagram(self, source: str, data: bytes) -> None:
-        if self.monitor is not None and self.open:
+        if not self.open:
+            return
+        if self.gossip is not None and self.gossip.handle(data, source, self.host.now):
+            self._send_gossip(self.gossip)
+        elif self.monitor is not None:
             self.monitor.handle(data, source, self.host.now)
             self._settle()
+
+    def _send_gossip(self, gossip: Gossip) -> None:
+        for address, data in gossip.take_outgoing():
+            self._node.send_datagram(self.link_port, address, data)
 
     def synced(self, purpose: int) -> None:
         if purpose != SPOOL:
@@ -280,6 +293,9 @@ class FabricBroker(SimulatedBroker):
         if self.open and self.fabric.next_deadline() <= self.host.now:
             self.fabric.tick(self.host.now)
             self._settle()
+        if self.open and self.gossip is not None and self.gossip.next_deadline() <= self.host.now:
+            self.gossip.tick(self.host.now)
+            self._send_gossip(self.gossip)
         if self.open and self._leave_by < float("inf"):
             self._end_if_left()
 
@@ -287,4 +303,6 @@ class FabricBroker(SimulatedBroker):
         if not self.open:
             return float("inf")
         deadline = min(super().next_deadline(), self.fabric.next_deadline(), self.links.next_deadline(), self._leave_by)
+        if self.gossip is not None:
+            deadline = min(deadline, self.gossip.next_deadline())
         return deadline if self.cloud is None else min(deadline, self.cloud.next_deadline())
