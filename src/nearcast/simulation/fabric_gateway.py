@@ -12,11 +12,14 @@ from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import CONTROLLER, GATEWAY, Greeting
 from nearcast.fabric.tunnels import Tunnel
 from nearcast.fabricconfig import Fabric as FabricSettings
+from nearcast.membership.gossip import Gossip
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
 from nearcast.scenario.scenario import Gateway as Described
 from nearcast.simulation.fabric_broker import SECRET
+from nearcast.simulation.gossip import simulated_gossip
+from nearcast.simulation.handles import round_trip_ms
 from nearcast.simulation.hosts import Host
 from nearcast.simulation.link_streams import LinkStreams
 from nearcast.simulation.programs import Program, ProgramNode
@@ -39,6 +42,9 @@ class ClientEnd:
     def close(self) -> None:
         self.stream.close()
         self._closed.append(self.stream)
+
+    def rtt_ms(self) -> float:
+        return round_trip_ms(self.stream)
 
     def pause_reading(self) -> None:
         self.stream.pause()
@@ -71,9 +77,12 @@ class SimulatedGateway(Program):
         self.hub = Hub(Greeting(GATEWAY, self.name, self._epoch), SECRET, settings, limits, host.rng)
         self.machine = Gateway(self.hub, limits, gateway_settings, host.rng, host.now)
         self.monitor: Monitor | None = None
+        self.gossip: Gossip | None = None
         if controller is not None:
             self.monitor = Monitor(self.name, SECRET, host.rng, MonitorSettings(), standing=True)
             registration = Registration(GatewayNode(self.machine, self._describe, host.wall - host.now), self.monitor)
+            self.gossip = simulated_gossip(host, self.name, self.port, self._epoch, SECRET)
+            registration.gossip = self.gossip
             self.hub.users[CONTROLLER] = registration
             self.machine.on_order = lambda order: registration.urgent()
             node.datagram_ports[self.port] = self
@@ -155,9 +164,15 @@ class SimulatedGateway(Program):
         return True
 
     def datagram(self, source: str, data: bytes) -> None:
-        if self.monitor is not None:
+        if self.gossip is not None and self.gossip.handle(data, source, self.host.now):
+            self._send_gossip(self.gossip)
+        elif self.monitor is not None:
             self.monitor.handle(data, source, self.host.now)
             self._settle()
+
+    def _send_gossip(self, gossip: Gossip) -> None:
+        for address, data in gossip.take_outgoing():
+            self._node.send_datagram(self.port, address, data)
 
     def _settle(self) -> None:
         """After every call into the machine. What was closed is lost only then, as an event loop would have it."""
@@ -192,8 +207,12 @@ class SimulatedGateway(Program):
         if self.hub.next_deadline() <= now:
             self.hub.tick(now)
             self._settle()
+        if self.gossip is not None and self.gossip.next_deadline() <= now:
+            self.gossip.tick(now)
+            self._send_gossip(self.gossip)
 
     def next_deadline(self) -> float:
         if not self._running:
             return math.inf
-        return min(self.hub.next_deadline(), self.links.next_deadline())
+        deadline = min(self.hub.next_deadline(), self.links.next_deadline())
+        return deadline if self.gossip is None else min(deadline, self.gossip.next_deadline())
