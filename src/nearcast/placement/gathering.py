@@ -1,8 +1,8 @@
 """From brokers' reports to what is decided on: :class:`~nearcast.placement.topics.Topics` and
 :class:`~nearcast.placement.topics.Fleet`.
 
-A report becomes arrays when it arrives (:func:`rows_of`), so that planning, every few seconds, only puts arrays together. What a
-report says of the worst case holds for the owner that its broker knew then; if the topic has another by now, the row counts
+A report becomes arrays when it arrives (:func:`rows_of`), so that planning, every few seconds, only puts arrays together. What
+a report says of the worst case holds for the owner that its broker knew then; if the topic has another by now, the row counts
 with the bound by its centroid instead. Coordinates that are none (not finite, of other dimensions) count as no clients:
 what a broker reports must not spoil the plan for others.
 """
@@ -37,10 +37,17 @@ class Held(NamedTuple):
 class Rows:
     """What one broker said of some topics, by row."""
 
-    __slots__ = ("consumers", "epochs", "names", "owners", "producers", "rates")
+    __slots__ = ("bounds_ms", "consumers", "epochs", "names", "owners", "producers", "rates")
 
     def __init__(
-        self, names: list[str], owners: list[str], epochs: Indices, producers: Crowds, consumers: Crowds, rates: Floats
+        self,
+        names: list[str],
+        owners: list[str],
+        epochs: Indices,
+        producers: Crowds,
+        consumers: Crowds,
+        rates: Floats,
+        bounds_ms: Floats,
     ) -> None:
         self.names = names
         self.owners = owners
@@ -48,6 +55,7 @@ class Rows:
         self.producers = producers
         self.consumers = consumers
         self.rates = rates
+        self.bounds_ms = bounds_ms
 
     def __len__(self) -> int:
         return len(self.names)
@@ -56,6 +64,7 @@ class Rows:
 def rows_of(topics: Sequence[TopicSummary], dimensions: int = DIMENSIONS) -> Rows:
     """The topics of a report as arrays."""
     rates = np.array([topic.in_per_second + topic.out_per_second for topic in topics], np.float64)
+    bounds_ms = np.array([topic.max_latency_ms for topic in topics], np.float64)
     return Rows(
         [topic.topic for topic in topics],
         [topic.owner for topic in topics],
@@ -63,6 +72,7 @@ def rows_of(topics: Sequence[TopicSummary], dimensions: int = DIMENSIONS) -> Row
         _crowds([topic.producers for topic in topics], dimensions),
         _crowds([topic.consumers for topic in topics], dimensions),
         np.where(np.isfinite(rates) & (rates > 0.0), rates, 0.0),
+        np.where(np.isfinite(bounds_ms) & (bounds_ms > 0.0), bounds_ms, 0.0),
     )
 
 
@@ -138,10 +148,13 @@ def _share(value: float) -> float:
     return value if math.isfinite(value) and value > 0.0 else 0.0
 
 
-def topics_of(rows: Iterable[Rows], fleet: Fleet, held: Mapping[str, Held], bound_ms: Callable[[str], float]) -> Topics:
+def topics_of(
+    rows: Iterable[Rows], fleet: Fleet, held: Mapping[str, Held], bound_ms: Callable[[str], float] | None = None
+) -> Topics:
     """All topics that are held by somebody or reported by anybody.
 
     ``rows`` are the newest of each broker. A topic that nobody holds has the owner of the highest epoch that was reported.
+    Without ``bound_ms``, bounds are as reported; where brokers differ, the lowest.
     """
     parts = [part for part in rows if len(part)]
     names = list(held)
@@ -168,12 +181,21 @@ def topics_of(rows: Iterable[Rows], fleet: Fleet, held: Mapping[str, Held], boun
     return Topics.of(
         names,
         summaries,
-        bound_ms=np.array([bound_ms(name) for name in names], np.float64),
+        bound_ms=_reported_bounds(parts, keys, number)
+        if bound_ms is None
+        else np.array([bound_ms(name) for name in names], np.float64),
         owner=owner,
         rate=rate,
         moved_at=moved_at,
         epochs=epochs,
     )
+
+
+def _reported_bounds(parts: list[Rows], keys: list[Indices], number: int) -> Floats:
+    bounds = np.full(number, np.inf)
+    for part, rows_there in zip(parts, keys, strict=True):
+        np.minimum.at(bounds, rows_there, np.where(part.bounds_ms > 0.0, part.bounds_ms, np.inf))
+    return np.where(bounds < np.inf, bounds, 0.0)
 
 
 def _keys(parts: list[Rows], names: list[str], index: dict[str, int]) -> list[Indices]:
