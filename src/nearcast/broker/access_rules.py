@@ -9,8 +9,9 @@ Rules are tried in order and the first that applies decides:
 - To **manage** the rules of durable topics and taps is judged like a subscribe. It must be granted by its own name: *allow
   all* says publish and subscribe, while *deny all* denies everything.
 - When no rule applies the answer is no. A broker without any rule allows everything but publishing below ``$SYS/``, which is
-  the broker's own in any case. With rules, reading ``$SYS/#`` needs a rule that says so: ``#`` does not match it (section
-  4.7.2).
+  the broker's own in any case, and below ``$nearcast/``, which takes a rule that says so: what is published there moves other
+  people's topics. With rules, reading ``$SYS/#`` or ``$nearcast/#`` needs a rule that says so, too: ``#`` matches neither
+  (section 4.7.2).
 
 ``%c`` and ``%u`` are filled in with the client identifier and the user name. A name that holds ``+``, ``#`` or ``/``, is empty
 or missing, or would turn the filter into a ``$`` topic, could widen a rule. An *allow* is then no use to that client, and a
@@ -170,7 +171,7 @@ class AccessList:
                 topic_filter = rule.filter_for(client_id, username)
                 if topic_filter is not None and topics.matches(topic_filter, topic):
                     return rule.allow
-        return self.rule_count == 0
+        return self.rule_count == 0 and not topic.startswith(topics.OWN_WORD)
 
     def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         try:

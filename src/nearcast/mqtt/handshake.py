@@ -24,7 +24,7 @@ from nearcast.mqtt.packets import MQTT_5, Auth, ConnAck, Connect, Properties, Wi
 from nearcast.mqtt.session import NEVER
 from nearcast.mqtt.sessions import Sessions
 from nearcast.mqtt.timers import Timers
-from nearcast.mqtt.topics import topic_fault
+from nearcast.mqtt.topics import OWN_FIGURES, OWN_WORD, topic_fault
 
 Drop = Callable[[Connection, int, float, "Properties | None"], None]
 
@@ -241,10 +241,12 @@ class Handshake:
             session.resume(now)
 
     def _may_publish_will(self, connection: Connection, will: Will) -> bool:
-        if will.topic.startswith("$SYS/"):
+        if will.topic.startswith(OWN_FIGURES):
             return False
         authorizer = self.authorizer
-        return authorizer is None or authorizer.may_publish(connection.client_id, connection.username, will.topic)
+        if authorizer is None:
+            return not will.topic.startswith(OWN_WORD)
+        return authorizer.may_publish(connection.client_id, connection.username, will.topic)
 
     def _expiry_of(self, packet: Connect) -> int:
         if packet.version != MQTT_5:  # 3.1.1 knows only "with the connection" and "for ever"

@@ -10,6 +10,13 @@ from typing import Final
 MAX_TOPIC_BYTES: Final = 65_535
 SHARE_PREFIX: Final = "$share/"
 
+OWN_FIGURES: Final = "$SYS/"
+"""Below this a broker tells of itself, and nobody else does."""
+
+OWN_WORD: Final = "$nearcast/"
+"""Below this brokers tell of the fabric and planners of what to do (docs/reference/telemetry.md). Clients publish here only
+where an access rule says so by name."""
+
 
 def is_string(raw: bytes) -> bool:
     """Whether bytes are an MQTT string: well-formed UTF-8 without U+0000 [MQTT-1.5.4-1, -2]."""

@@ -96,6 +96,16 @@ def test_no_rule_allows_writing_sys() -> None:
     assert not AccessList([allow("$SYS/#")]).may_publish("c", None, "$SYS/broker/uptime")
 
 
+def test_what_brokers_say_of_the_fabric_is_published_by_clients_only_where_a_rule_says_so() -> None:
+    assert not AccessList().may_publish("c", None, "$nearcast/plan")
+    assert AccessList().may_subscribe("c", None, "$nearcast/telemetry/#")
+    assert not AccessList([allow("#")]).may_publish("c", None, "$nearcast/plan")
+    assert not AccessList([allow("+/plan")]).may_publish("c", None, "$nearcast/plan")
+    assert not AccessList([allow("%c/plan")]).may_publish("$nearcast", None, "$nearcast/plan")
+    assert AccessList([allow("$nearcast/plan")]).may_publish("c", None, "$nearcast/plan")
+    assert not AccessList([allow("$nearcast/plan")]).may_publish("c", None, "$nearcast/telemetry/broker/b")
+
+
 def test_first_match_wins() -> None:
     rules = AccessList([allow("a/secret", user="boss"), deny("a/secret"), allow("a/#")])
     assert rules.may_publish("c", "boss", "a/secret")
