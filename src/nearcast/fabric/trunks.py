@@ -88,6 +88,7 @@ class Channel:
             for start in range(0, size, PIECE_BYTES):
                 link.send(frame(frames.CLIENT_DATA, head, data[start : start + PIECE_BYTES]))
         self.outstanding_bytes += size
+        self.trunk.trunks.bytes_out += size
         connection = self.connection
         if connection is not None and (self.outstanding_bytes >= WINDOW_BYTES or link.connection.congested):
             connection.congested = True
@@ -166,6 +167,9 @@ class Trunks(LinkUser):
         self.by_link: dict[Link, Trunk] = {}
         self.now = 0.0
         self.refused = 0
+        #: Bytes of clients' MQTT streams, which links carried.
+        self.bytes_in = 0
+        self.bytes_out = 0
         self.handover = fabric.handover
         # The two ends of a link may notice its loss at different times, so far apart at most.
         fabric.engine.sessions.watchers.append(self)
@@ -284,6 +288,7 @@ class Trunks(LinkUser):
 
     def _data(self, channel: Channel, data: bytes, now: float) -> None:
         connection = channel.connection
+        self.bytes_in += len(data)
         channel.taken_bytes += len(data)
         if channel.taken_bytes > 2 * WINDOW_BYTES:
             raise RemoteProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "a gateway sends more of a client than was agreed")
