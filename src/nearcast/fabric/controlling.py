@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from nearcast.errors import NearcastError, RemoteProtocolError
+from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
 from nearcast.fabric.classes import class_fault
 from nearcast.fabric.control import (
@@ -35,7 +35,9 @@ from nearcast.fabric.control import (
 from nearcast.fabric.links import Link
 from nearcast.fabric.moves import Move, Moves
 from nearcast.fabric.parts import LinkUser
+from nearcast.fabric.refusals import Refused as Refused
 from nearcast.fabric.registry import Entry, NodeState, reachable
+from nearcast.fabric.topic_manager import OWNED_CLASS, TopicManager, TopicSettings
 from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
 from nearcast.membership.packets import ACCEPTED
@@ -51,6 +53,7 @@ NAMESAKE_S: Final = 3.0
 DETECT_INTERVAL_S: Final = 0.1
 
 MAX_CLASS_RULES: Final = 10_000
+MAX_LATENCY_BOUND_MS: Final = 3_600_000.0
 
 
 class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +85,8 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: Policy = Policy()
 
-
-class Refused(NearcastError):
-    """The controller was asked for something it cannot do. ``missing``: what was named does not exist."""
-
-    def __init__(self, message: str, *, missing: bool = False) -> None:
-        super().__init__(message)
-        self.missing = missing
+    topics: TopicSettings = TopicSettings()
+    """Topics of class ``owned``."""
 
 
 class Controller(LinkUser):
@@ -107,6 +105,7 @@ class Controller(LinkUser):
         self.reconfigurations = 0
         self.reports = 0
         self.last_reconfigured_at = 0.0
+        self.topics = TopicManager(settings.topics, self.entries, wall_offset, rng, now)
         self._wall_offset = wall_offset
         self._rng = rng
         self._next_run = now + settings.interval_s
@@ -144,7 +143,7 @@ class Controller(LinkUser):
             self._report(entry, unpack(content, Report), now)
         elif kind == frames.DEREGISTER:
             self._leave(entry, unpack(content, Leaving), now)
-        else:
+        elif not entry.is_broker or not self.topics.frame(entry, content, now):
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not a node's to send")
 
     def link_down(self, link: Link, now: float) -> None:
@@ -198,6 +197,7 @@ class Controller(LinkUser):
         if entry.is_broker:
             self._tell_others(entry, Members(members=(entry.member(),)))
             self._soon(now)
+            self.topics.registered(entry, now)
         members = tuple(other.member() for other in self.brokers() if other is not entry)
         link.send(pack(frames.MEMBERS, Members(whole=True, probing=self.monitor.settings, members=members)))
         if self.rules.stamp > node.classes.stamp:
@@ -214,6 +214,7 @@ class Controller(LinkUser):
         if entry.is_broker:
             self._tell_others(entry, Members(members=(entry.member(),)))
             self._run(now)
+            self.topics.shunned(entry, now)
 
     def _depart(self, entry: Entry, state: NodeState, now: float) -> None:
         """A node left by its own word, or was found dead."""
@@ -233,6 +234,7 @@ class Controller(LinkUser):
             self.moves.give_up_target(entry.name, wall)
             self._tell_others(entry, Members(gone=(Departure(entry.name, left=entry.for_good),)))
             self._run(now)
+            self.topics.departed(entry, now)
         else:
             self.moves.give_up(entry.name, wall, f"{entry.name} is gone")
 
@@ -251,6 +253,8 @@ class Controller(LinkUser):
         before = entry.report.brokers
         if entry.take_report(report, now):
             self._soon(now)
+        if entry.is_broker:
+            self.topics.reported(now)
         for pending in self.moves.pending.values():
             target = pending.target
             if pending.gateway == entry.name and report.brokers.get(target, 0) > before.get(target, 0):
@@ -481,22 +485,23 @@ class Controller(LinkUser):
         if not draining:
             self.moves.cancel_waiting("draining", name, self.wall(now), "the drain was ended")
         self._run(now)
+        self.topics.shunned(entry, now)
         return entry
 
     def drained(self, entry: Entry) -> int:
         """Clients of gateways that are still at a broker."""
         return sum(gateway.report.brokers.get(entry.name, 0) for gateway in self.gateways())
 
-    def set_class(self, topic_filter: str, topic_class: str, now: float) -> ClassRules:
+    def set_class(self, topic_filter: str, topic_class: str, now: float, max_latency_ms: float = 0.0) -> ClassRules:
         """Topics of this filter are of this class from now on; a rule of the same filter keeps its place."""
-        fault = class_fault(topic_filter, topic_class)
+        fault = class_fault(topic_filter, topic_class) or bound_fault(topic_class, max_latency_ms)
         if fault or topic_filter.startswith("$share/"):
             raise Refused(f"topic class of {topic_filter!r}: {fault or 'a shared subscription has none, its topics do'}")
         rules = list(self.rules.rules)
         places = [place for place, rule in enumerate(rules) if rule.topic_filter == topic_filter]
         if len(rules) >= MAX_CLASS_RULES and not places:
             raise Refused(f"there are {MAX_CLASS_RULES:,} rules already: remove one first")
-        rule = ClassRule(topic_filter, topic_class)
+        rule = ClassRule(topic_filter, topic_class, max_latency_ms)
         if places:
             rules[places[0]] = rule
         else:
@@ -519,9 +524,11 @@ class Controller(LinkUser):
         broker's configuration (stamp 0) are where a person's changes begin."""
         if not self.rules.stamp and not self.rules.rules and not rules.stamp:
             self.rules = rules
+            self.topics.use_rules(rules)
         if rules.stamp <= self.rules.stamp:
             return
         self.rules = rules
+        self.topics.use_rules(rules)
         data = pack(frames.CLASSES, rules)
         for entry in self.entries.values():
             if entry.link is not None:
@@ -563,6 +570,7 @@ class Controller(LinkUser):
         if now >= self._next_run:
             self._run(now)
         self._order_due(now)
+        self.topics.tick(now)
         if now >= self._next_forget:
             self._next_forget = now + self.settings.forget_s / 10
             for name in [
@@ -600,6 +608,15 @@ class Controller(LinkUser):
         return able if len(able) <= 3 else self._rng.sample(able, 3)
 
     def next_deadline(self) -> float:
-        deadline = min(self._next_run, self.monitor.next_deadline(), self.moves.next_deadline())
+        deadline = min(self._next_run, self.monitor.next_deadline(), self.moves.next_deadline(), self.topics.next_deadline())
         deadline = min(deadline, max(self._detect_at, self.detector.next_deadline()))
         return min(deadline, min(self._unacknowledged.values(), default=deadline))
+
+
+def bound_fault(topic_class: str, max_latency_ms: float) -> str:
+    """What is wrong with a latency bound, in words; empty when nothing is."""
+    if not 0.0 <= max_latency_ms <= MAX_LATENCY_BOUND_MS:
+        return f"a latency bound is between 0 (none) and {MAX_LATENCY_BOUND_MS:,.0f} ms"
+    if max_latency_ms and topic_class != OWNED_CLASS:
+        return f"only topics of class owned have a latency bound, and this is {topic_class}"
+    return ""

@@ -114,7 +114,7 @@ class ControllerDirectory:
             self._tell_all()
         elif self._changes:
             changes, self._changes = self._changes, {}
-            for part, _ in _parts(list(changes.values())):
+            for part, _ in parts(list(changes.values())):
                 send(pack(frames.OWNED, Owned(part)))
         outcomes, self._outcomes = self._outcomes, []
         for outcome in outcomes:
@@ -123,7 +123,7 @@ class ControllerDirectory:
             asking, self._asking = self._asking, {}
             self._asked.update(asking)
             self._ask_again_at = min(self._ask_again_at, now + ASK_AGAIN_S)
-            for part, _ in _parts([Owner(topic, epoch, "") for topic, epoch in asking.items()]):
+            for part, _ in parts([Owner(topic, epoch, "") for topic, epoch in asking.items()]):
                 send(pack(frames.OWNERS_ASK, OwnersAsk(tuple((one.topic, one.epoch) for one in part))))
 
     def _tell_all(self) -> None:
@@ -133,7 +133,7 @@ class ControllerDirectory:
             if topic.mine
         ]
         whole = True
-        for part, more in _parts(mine):
+        for part, more in parts(mine):
             self._registration.send(pack(frames.OWNED, Owned(part, whole, more)))
             whole = False
         if whole:
@@ -149,7 +149,7 @@ class ControllerDirectory:
         return self._ask_again_at
 
 
-def _parts(owners: list[Owner]) -> Iterator[tuple[tuple[Owner, ...], bool]]:
+def parts(owners: list[Owner]) -> Iterator[tuple[tuple[Owner, ...], bool]]:
     """Cut into frames; with each, whether another one follows."""
     part: list[Owner] = []
     size = 0
