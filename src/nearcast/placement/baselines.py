@@ -45,23 +45,21 @@ class Clients:
         """What :func:`nearcast.placement.policies.worst_cases` bounds, exactly. In the place of that function
         (:func:`all_pairs`)."""
         worst = np.zeros((len(rows), len(fleet)))
-        for index, row in enumerate(rows.tolist()):
-            for role in (PRODUCER, CONSUMER):
-                clients = self.of(row, role)
-                if len(clients):
-                    worst[index] += clients.matrix_ms(fleet.places).max(axis=0)
+        for role in (PRODUCER, CONSUMER):
+            begins = self._begins[2 * rows + role]
+            sizes = self._begins[2 * rows + role + 1] - begins
+            there = np.flatnonzero(sizes)
+            if len(there) == 0:
+                continue
+            ends = np.cumsum(sizes[there])
+            starts = ends - sizes[there]
+            # The clients of one topic after those of another, whatever the topics.
+            every = np.arange(ends[-1]) + np.repeat(begins[there] - starts, sizes[there])
+            worst[there] += np.maximum.reduceat(self.places.rows(every).matrix_ms(fleet.places), starts, axis=0)
         worst *= RESOLUTION_PER_MS / 2
         np.rint(worst, out=worst)
         worst /= RESOLUTION_PER_MS
         return worst
-
-    def within(self, topic: int, place: Places, bound_ms: float) -> tuple[int, int]:
-        """How many of a topic's pairs of a producer and a consumer there are, and how many are within a bound at a broker at
-        ``place`` (one row)."""
-        producers = np.sort(self.of(topic, PRODUCER).matrix_ms(place)[:, 0]) / 2
-        consumers = self.of(topic, CONSUMER).matrix_ms(place)[:, 0] / 2
-        within = np.searchsorted(producers, bound_ms - consumers, side="right")
-        return len(producers) * len(consumers), int(within.sum())
 
 
 def all_pairs(clients: Clients) -> Policies:

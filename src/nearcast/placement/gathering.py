@@ -47,7 +47,7 @@ class Rows:
         producers: Crowds,
         consumers: Crowds,
         rates: Floats,
-        bounds_ms: Floats,
+        bounds_ms: Floats | None = None,
     ) -> None:
         self.names = names
         self.owners = owners
@@ -55,7 +55,7 @@ class Rows:
         self.producers = producers
         self.consumers = consumers
         self.rates = rates
-        self.bounds_ms = bounds_ms
+        self.bounds_ms = np.zeros(len(names)) if bounds_ms is None else bounds_ms
 
     def __len__(self) -> int:
         return len(self.names)
