@@ -85,20 +85,21 @@ class Choice:
         """The broker to use now among those that are there."""
         for name in [self.home, *self.ranking]:
             line = self._lines.get(name)
-            if line is not None and name != but and not self._avoided(line):
+            if line is not None and name != but and not self.avoids(line):
                 return line
         nearest: TrunkLine | None = None
         avoided: TrunkLine | None = None
         for name, line in self._lines.items():
             if name == but:
                 continue
-            if self._avoided(line):
+            if self.avoids(line):
                 avoided = line
             elif nearest is None or self.latency_ms(name) < self.latency_ms(nearest.name):
                 nearest = line
         return nearest if nearest is not None else avoided
 
-    def _avoided(self, line: TrunkLine) -> bool:
+    def avoids(self, line: TrunkLine) -> bool:
+        """Whether a broker should get no more clients."""
         known = self.named(line.name)
         return line.leaving or (known is not None and known.draining)
 
@@ -108,14 +109,14 @@ class Choice:
             return ""
         nearest = ""
         for name, line in self._lines.items():
-            if self._avoided(line) or line.link.rtt_ms <= 0:
+            if self.avoids(line) or line.link.rtt_ms <= 0:
                 continue
             if not nearest or self.latency_ms(name) < self.latency_ms(nearest):
                 nearest = name
         if not nearest or nearest == self.home:
             return ""
         current = self._lines.get(self.home)
-        if current is not None and not self._avoided(current):
+        if current is not None and not self.avoids(current):
             current_ms = self.latency_ms(self.home)
             nearest_ms = self.latency_ms(nearest)
             if nearest_ms > current_ms * CLEARLY_NEARER or current_ms - nearest_ms < CLEARLY_NEARER_MS:

@@ -91,6 +91,7 @@ OWNED_PUBLISH: Final = 101
 OWNED_ACK: Final = 102
 SOURCE_CLOSED: Final = 103
 PLACE: Final = 104
+FOLLOW: Final = 105
 
 # Owned topics, between a broker and the controller (nearcast.fabric.owner_records).
 OWNERS_ASK: Final = 110

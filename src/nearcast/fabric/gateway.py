@@ -18,6 +18,8 @@ from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
 from nearcast.fabric.choosing import Choice
+from nearcast.fabric.direct import Direct
+from nearcast.fabric.following import Following
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Link
 from nearcast.fabric.moving import Move, Moves, Order
@@ -47,6 +49,8 @@ class GatewaySettings:
         max_kept_bytes: int = 4_194_304,
         moves_at_once: int = 64,
         move_timeout_s: float = 10.0,
+        publish_to_owners: bool = True,
+        follow_owners: bool = True,
     ) -> None:
         #: How long a client waits for a broker before it is sent away.
         self.patience_s = patience_s
@@ -54,6 +58,10 @@ class GatewaySettings:
         self.max_kept_bytes = max_kept_bytes
         self.moves_at_once = moves_at_once
         self.move_timeout_s = move_timeout_s
+        #: Whether what clients publish of owned topics goes straight to the owner.
+        self.publish_to_owners = publish_to_owners
+        #: Whether clients whose subscriptions all have one owner are moved there.
+        self.follow_owners = follow_owners
 
 
 class GatewayStats:
@@ -84,6 +92,8 @@ class Gateway(LinkUser):
         self.lines: dict[str, TrunkLine] = {}
         self.choice = Choice(self.lines)
         self.moves = Moves(self, rng, settings.moves_at_once, settings.move_timeout_s)
+        self.direct = Direct(self, settings.publish_to_owners)
+        self.following = Following(self, settings.follow_owners)
         self.tunnels: dict[Tunnel, None] = {}
         self.places = PlaceTeller(self)
         #: For logs and reports; called with a client that is in, one that is gone, a broker that came or was lost.
@@ -145,6 +155,8 @@ class Gateway(LinkUser):
         """Tell the brokers of a client that it is gone."""
         self._greeting.pop(tunnel, None)
         self._waiting.pop(tunnel, None)
+        self.following.forget(tunnel)
+        self.direct.client_gone(tunnel)
         if tunnel.move is not None:
             self.moves.client_gone(tunnel.move, now)
         upstream, tunnel.upstream = tunnel.upstream, None
@@ -188,6 +200,7 @@ class Gateway(LinkUser):
         if not mirror.resumable:
             tunnel.end("the broker was lost", now)
             return
+        self.following.forget(tunnel)
         line = self.choice.best(but)
         if line is None:
             self._wait(tunnel, now)
@@ -260,11 +273,15 @@ class Gateway(LinkUser):
         self.connect(now)
 
     def move(self, target: str, now: float, client: str = "", origin: str = "", number: int = 0, per_second: float = 0) -> int:
-        """Move clients to the broker ``target``: all that are elsewhere, or those at ``origin``, or one. Returns how many."""
+        """Move clients to the broker ``target``: all that are elsewhere, or those at ``origin``, or one. Returns how many.
+
+        Those that follow the owner of what they subscribed to stay where they are, unless they are meant by name or place."""
         chosen: list[Tunnel] = []
         for tunnel in self.tunnels:
             upstream = tunnel.upstream
             if upstream is None or upstream.broker == target:
+                continue
+            if not client and not origin and tunnel.followed:
                 continue
             if (not client or tunnel.client_id == client) and (not origin or upstream.broker == origin):
                 chosen.append(tunnel)
@@ -322,6 +339,7 @@ class Gateway(LinkUser):
         affected: dict[Tunnel, None] = {}
         for channel in channels:
             affected[channel.tunnel] = None
+        self.direct.line_lost(line)
         # Moves to this broker have no channel there before they switch.
         for move in list(self.moves.under_way.values()):
             if move.target == line.name:
@@ -339,6 +357,7 @@ class Gateway(LinkUser):
         self.now = now
         line = self._by_link.get(link)
         if line is not None:
+            self.direct.drain(line)
             for channel in list(line.channels.values()):
                 if channel.tunnel.pending_bytes and channel.tunnel.upstream is channel:
                     channel.tunnel.drain()
@@ -354,7 +373,14 @@ class Gateway(LinkUser):
             self._empty(line, now)
             return
         fields = Fields(content)
+        if frames.OWNER <= kind <= frames.OWNED_ACK:
+            self.direct.handle(line, kind, fields, now)
+            return
         channel = line.channels.get(fields.number())
+        if kind == frames.FOLLOW:
+            if channel is not None:
+                self.following.told(channel, fields.blob().decode("utf-8"), now)
+            return
         if kind < frames.CLIENT_DATA or kind > frames.FOUND:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a gateway")
         if channel is None:
@@ -453,6 +479,8 @@ class Gateway(LinkUser):
             tunnel.refuse(reasons.SERVER_UNAVAILABLE, "there is no broker", now)
         self.moves.tick(now)
         self.places.tick(now)
+        self.direct.tick(now)
+        self.following.tick(now)
         if now >= self._next_look:
             self._look(now)
 
@@ -475,6 +503,7 @@ class Gateway(LinkUser):
 
     def next_deadline(self) -> float:
         deadline = min(self._next_look, self.moves.next_deadline(), self.places.next_deadline())
+        deadline = min(deadline, self.direct.next_look, self.following.next_look)
         for tunnel in self._greeting:
             deadline = min(deadline, tunnel.opened_at + self.limits.connect_timeout_seconds)
             break

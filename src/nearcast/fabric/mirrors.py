@@ -163,6 +163,10 @@ class Mirror:
         #: Brokers that the client was lost at, and which QoS 2 messages it had by then: each may come back with more of them.
         self.lost_at: dict[str, bytes] = {}
         self.alias_maximum = 0
+        #: Aliases that the broker does not know, because the message that defined them went to another one.
+        self.unknown_aliases: set[int] = set()
+        #: Whether the client does not want its own messages of some topic.
+        self.no_local = False
         self.messages_out = 0
         self.messages_in = 0
         self._answers: list[bytes] = []
@@ -260,6 +264,54 @@ class Mirror:
             return None
         packet.topic = self.aliases[alias].decode("utf-8") if not packet.topic else packet.topic
         packet.properties.topic_alias = None
+        return encode(packet, self.version)
+
+    def has_alias(self, run: bytes, position: i64, stop: i64) -> bool:
+        """Whether a PUBLISH may have a topic alias. A payload's bytes are not looked at."""
+        if not self.alias_maximum or self.version < MQTT_5:
+            return False
+        at: i64 = body_start(run, position)
+        if at + 2 > stop:
+            return False
+        at += 2 + (run[at] << 8 | run[at + 1]) + (2 if run[position] & 6 else 0)
+        if at >= stop or not run[at]:
+            return False
+        properties_end: i64 = at + 1 + run[at] if run[at] < 128 else stop
+        return run.find(TOPIC_ALIAS, at + 1, properties_end) >= 0
+
+    def unaliased(self, raw: bytes) -> Publish | None:
+        """A PUBLISH that uses or defines a topic alias, with the topic in its place; none if it is no such packet, or a wrong
+        one."""
+        try:
+            packet = decode(raw[0], raw[body_start(raw, 0) :], self.version)
+        except RemoteProtocolError:
+            return None
+        if not isinstance(packet, Publish) or packet.properties is None or packet.properties.topic_alias is None:
+            return None
+        alias = packet.properties.topic_alias
+        if not 0 < alias <= self.alias_maximum or not (packet.topic or alias in self.aliases):
+            return None
+        if not packet.topic:
+            packet.topic = self.aliases[alias].decode("utf-8")
+        return packet
+
+    def sent_aliased(self, packet: Publish, raw: bytes, to_home: bool) -> bytes:
+        """What :meth:`unaliased` found leaves for the broker, or for another one, which is told no aliases: returns it as it
+        is to leave, or nothing where that is as it came."""
+        properties = packet.properties
+        if properties is None or properties.topic_alias is None:
+            return b""
+        alias = properties.topic_alias
+        at = body_start(raw, 0)
+        defines = raw[at] != 0 or raw[at + 1] != 0
+        if to_home:
+            was_unknown = alias in self.unknown_aliases
+            self.unknown_aliases.discard(alias)
+            return encode(packet, self.version) if was_unknown and not defines else b""
+        if defines:
+            self.aliases[alias] = packet.topic.encode("utf-8")
+            self.unknown_aliases.add(alias)
+        properties.topic_alias = None
         return encode(packet, self.version)
 
     def _sent(self, kind: int, run: bytes, position: i64, stop: i64) -> bool:
@@ -413,6 +465,7 @@ class Mirror:
             for item, code in zip(asked.subscriptions, told.reason_codes, strict=False):
                 if code < REFUSED:
                     options = code | (4 if item.no_local else 0) | (8 if item.retain_as_published else 0)
+                    self.no_local = self.no_local or item.no_local
                     self.subscriptions[item.topic_filter] = (options | item.retain_handling << 4, identifier)
         elif isinstance(asked, Unsubscribe) and isinstance(told, UnsubAck):
             codes = told.reason_codes or [0] * len(asked.topic_filters)
@@ -424,12 +477,14 @@ class Mirror:
         """What the client's session has from before its connection."""
         for topic_filter, options, identifier in subscriptions:
             self.subscriptions[topic_filter] = (options, identifier)
+            self.no_local = self.no_local or (options & 4) != 0
         self.received.update(received)
 
     # --- when a broker is lost ------------------------------------------------------------------------------------------
 
     def facts(self) -> bytes:
         """The fields of RESUME behind the transport's: what the next broker needs to know."""
+        self.unknown_aliases.clear()
         parts = [
             blob(self.connect),
             blob(self.client_id.encode("utf-8")),

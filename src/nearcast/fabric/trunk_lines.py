@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nearcast.fabric import frames
+from nearcast.fabric.direct_lines import DirectLine
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
 from nearcast.fabric.places import LineMemory
@@ -19,6 +20,7 @@ class TrunkLine:
         self.link = link
         self.leaving = False
         self.channels: dict[int, Channel] = {}
+        self.direct = DirectLine(link)
         self.idle_since = 0.0
         self.memory = LineMemory()
         self._next_number = 1

@@ -19,6 +19,7 @@ from mypy_extensions import i64
 
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames
+from nearcast.fabric.direct_clients import DirectClient
 from nearcast.fabric.frames import frame
 from nearcast.fabric.mirrors import Cutter, Mirror, body_start, packet_end
 from nearcast.mqtt.access import Peer
@@ -175,6 +176,10 @@ class Tunnel:
         #: A broker that is being left and still gets acknowledgements, while the rest waits.
         self.settling: Upstream | None = None
         self.move: Move | None = None
+        #: Set once the client has published an owned topic (:mod:`nearcast.fabric.direct`).
+        self.direct: DirectClient | None = None
+        #: Whether it was moved to the owner of what it subscribed to (:mod:`nearcast.fabric.following`).
+        self.followed = False
         self.congested = False
         self.reading = True
         self.closing = False
@@ -199,6 +204,11 @@ class Tunnel:
     @property
     def client_id(self) -> str:
         return "" if self.mirror is None else self.mirror.client_id
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is for the client."""
+        return self.closing or self.state == CLOSED
 
     @property
     def pending_bytes(self) -> int:
@@ -271,16 +281,42 @@ class Tunnel:
         if mirror is None or upstream is None:
             return run
         rest = b""
+        direct = self.direct
+        if direct is not None and self.gateway.direct.topics:
+            rest = self.gateway.direct.forward(self, direct, mirror, upstream, run)
+            self._say(mirror)
+            return rest
         room = upstream.room()
         if len(run) > room:
             fitting = self._fitting(run, room)
             run, rest = run[:fitting], run[fitting:]
         if run:
+            if direct is not None:
+                direct.pass_by(run)
             data = mirror.outgoing(run)
             if data:
                 upstream.send(data)
             self._say(mirror)
         return rest
+
+    def begin_direct(self, username: str | None) -> None:
+        """The client has published an owned topic: its messages may go to the owner from here on."""
+        direct = DirectClient(username)
+        mirror = self.mirror
+        if mirror is not None:
+            for packet_id, raw in mirror.publishes.items():
+                if raw[0] & 6 == 2:
+                    direct.published(packet_id)
+        self.direct = direct
+
+    def send_again(self, run: bytes) -> None:
+        """Packets that went another way than by the home broker and got no answer: they go before what waits."""
+        if self._head and self._head_is_again:
+            self._pending.appendleft(run)
+            self._pending_bytes += len(run)
+        else:
+            self._head = run + self._head
+            self._head_is_again = False
 
     def _fitting(self, run: bytes, room: i64) -> int:
         """How many bytes of whole packets at the beginning of ``run`` there is room for."""
@@ -357,7 +393,10 @@ class Tunnel:
         mirror = self.mirror
         if mirror is not None:
             mirror.incoming(run)
-        self._out.append(run)
+        if self.direct is not None:
+            run = self.direct.in_order(run)
+        if run:
+            self._out.append(run)
         self.gateway.touch(self)
 
     def release(self, upstream: Upstream) -> None:
