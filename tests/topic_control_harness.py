@@ -75,14 +75,16 @@ class OwningBroker(FakeRegistrant):
 
     # --- as ownership does ----------------------------------------------------------------------------------------------
 
-    def told(self, topic: str, epoch: int, owner: str, now: float) -> None:
-        known = self.topics.get(topic.encode())
+    def told(self, name: str, epoch: int, owner: str, now: float, appointed: bool = False) -> None:
+        known = self.topics.get(name.encode())
         if known is not None and known.epoch >= epoch:
             return
         mine = owner == self.facts.name
-        self.topics[topic.encode()] = KnownTopic(topic.encode(), epoch, owner, mine)
+        self.topics[name.encode()] = KnownTopic(name.encode(), epoch, owner, mine)
         if mine:
-            self.desk.owned(topic, epoch, True)
+            self.desk.owned(name, epoch, True)
+        elif known is not None and known.mine:
+            self.desk.owned(name, known.epoch, False)
 
     def migrate(self, order: MigrateOrder, now: float) -> None:
         self.orders.append(order)

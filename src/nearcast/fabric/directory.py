@@ -26,8 +26,8 @@ class Directory(Protocol):
     def find(self, topic: str) -> Owner | None:
         """Who owns a topic; ``None`` when nobody ever did, as far as is known."""
 
-    def compare_and_set(self, topic: str, expected_epoch: int, owner: str, epoch: int) -> Owner:
-        """Make ``owner`` the owner since ``epoch``, if the epoch there is now is ``expected_epoch`` (0: nobody owns it).
+    def compare_and_set(self, expected_epoch: int, owner: Owner) -> Owner:
+        """Make this the owner, if the topic's epoch now is ``expected_epoch`` (0: nobody owns it) and the new one is above.
         Returns who owns the topic afterwards: the caller has succeeded if that is what it asked for."""
 
 
@@ -47,12 +47,12 @@ class OwnerDirectory:
     def find(self, topic: str) -> Owner | None:
         return self._owners.get(topic)
 
-    def compare_and_set(self, topic: str, expected_epoch: int, owner: str, epoch: int) -> Owner:
-        known = self._owners.get(topic)
+    def compare_and_set(self, expected_epoch: int, owner: Owner) -> Owner:
+        known = self._owners.get(owner.topic)
         held = 0 if known is None else known.epoch
-        if held != expected_epoch or epoch <= held:
-            return known if known is not None else Owner(topic, 0, "")
-        return self._put(Owner(topic, epoch, owner))
+        if held != expected_epoch or owner.epoch <= held:
+            return known if known is not None else Owner(owner.topic, 0, "")
+        return self._put(owner)
 
     def learn(self, claim: Owner) -> Owner:
         """A broker says who owns a topic: believed if it is news. Returns what holds afterwards; another epoch than the

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from nearcast.fabric import frames
 from nearcast.fabric.control import Registration, pack
-from nearcast.fabric.owner_records import Migrated, MigrateOrder, Owned, Owner, OwnersAsk
+from nearcast.fabric.owner_records import Migrated, Owned, Owner, OwnersAsk
 from nearcast.fabric.parts import FOREVER
 
 ASK_AGAIN_S: Final = 2.0
@@ -42,11 +42,8 @@ class OwnershipUser(Protocol):
     @property
     def topics(self) -> Mapping[bytes, KnownTopic]: ...
 
-    def told(self, topic: str, epoch: int, owner: str, now: float) -> None:
-        """The directory's word."""
-
-    def migrate(self, order: MigrateOrder, now: float) -> None:
-        """The controller's order."""
+    def told(self, name: str, epoch: int, owner: str, now: float, appointed: bool = False) -> None:
+        """The directory's word. ``appointed``: by its own decision, so that nobody hands the topic over."""
 
 
 class ControllerDirectory:
@@ -70,8 +67,13 @@ class ControllerDirectory:
         self._asking.update(topics)
 
     def owned(self, topic: str, epoch: int, mine: bool) -> None:
-        """This broker became the owner of a topic, or (``mine`` false) forgot one that it owned."""
-        self._changes[topic] = Owner(topic, epoch, self._name if mine else "")
+        """This broker became the owner of a topic, or (``mine`` false) is not any more: because it hands it over, and then
+        says to whom, or because nobody needs an owner."""
+        owner = self._name if mine else ""
+        known = self._ownership.topics.get(topic.encode("utf-8"))
+        if not mine and known is not None and known.owner and known.epoch > epoch:
+            epoch, owner = known.epoch, known.owner
+        self._changes[topic] = Owner(topic, epoch, owner)
 
     def migrated(self, record: Migrated) -> None:
         """How handing a topic over went."""
@@ -95,10 +97,7 @@ class ControllerDirectory:
             if owner.owner:
                 self._asked.pop(owner.topic, None)
                 self._asking.pop(owner.topic, None)
-            self._ownership.told(owner.topic, owner.epoch, owner.owner, now)
-
-    def migrate(self, order: MigrateOrder, now: float) -> None:
-        self._ownership.migrate(order, now)
+            self._ownership.told(owner.topic, owner.epoch, owner.owner, now, owner.appointed)
 
     # --- sending --------------------------------------------------------------------------------------------------------
 
@@ -127,13 +126,14 @@ class ControllerDirectory:
                 send(pack(frames.OWNERS_ASK, OwnersAsk(tuple((one.topic, one.epoch) for one in part))))
 
     def _tell_all(self) -> None:
-        mine = [
-            Owner(topic.name.decode("utf-8"), topic.epoch, self._name)
+        # Others' as well: this broker may have handed them over while the controller was away.
+        known = [
+            Owner(topic.name.decode("utf-8"), topic.epoch, topic.owner)
             for topic in self._ownership.topics.values()
-            if topic.mine
+            if topic.owner
         ]
         whole = True
-        for part, more in parts(mine):
+        for part, more in parts(known):
             self._registration.send(pack(frames.OWNED, Owned(part, whole, more)))
             whole = False
         if whole:

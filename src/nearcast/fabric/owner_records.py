@@ -23,11 +23,13 @@ import msgspec
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
-    """A topic, who owns it, and since which epoch. An empty ``owner``: nobody at the moment; ask again."""
+    """A topic, who owns it, and since which epoch. An empty ``owner``: nobody at the moment; ask again. ``appointed``: the
+    controller decided so itself (the first who asked, or in the place of one that is dead): nobody hands it over."""
 
     topic: str
     epoch: int
     owner: str
+    appointed: bool = False
 
 
 class OwnersAsk(msgspec.Struct, frozen=True):
@@ -41,8 +43,8 @@ class Owners(msgspec.Struct, frozen=True):
 
 
 class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a broker owns now, or, with an empty ``owner``, owns no longer because nobody uses it. ``whole``: all that it owns,
-    from here on; ``more``: that list goes on in the next frame."""
+    """What a broker owns now; whom it handed a topic over to, with that one's epoch; or, with an empty ``owner``, what needs
+    none any more. ``whole``: all it knows, from here on; ``more``: that list goes on in the next frame."""
 
     owners: tuple[Owner, ...]
     whole: bool = False

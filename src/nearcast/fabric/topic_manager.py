@@ -307,7 +307,7 @@ class TopicManager:
         epoch = self.directory.next_epoch(self.wall(now), max(held, above))
         if held:
             self.moved_at[topic] = now
-        return self.directory.compare_and_set(topic, held, owner, epoch)
+        return self.directory.compare_and_set(held, Owner(topic, epoch, owner, appointed=True))
 
     def _owned(self, entry: Entry, owned: Owned, now: float) -> None:
         """What a broker owns, by its own word."""
@@ -322,11 +322,16 @@ class TopicManager:
                     self.moved_at.pop(claim.topic, None)
                 continue
             if claim.owner != entry.name:
-                continue  # a broker speaks for itself
+                # A broker speaks for itself; but who hands a topic over says to whom.
+                before = self.directory.find(claim.topic)
+                if before is not None and before.owner == entry.name and before.epoch < claim.epoch:
+                    self.directory.learn(Owner(claim.topic, claim.epoch, claim.owner))
+                    self.moved_at[claim.topic] = now
+                continue
             if listed is not None:
                 listed.add(claim.topic)
             held = self.directory.learn(claim)
-            if held != claim and held.owner:
+            if held.owner and (held.epoch, held.owner) != (claim.epoch, claim.owner):
                 truths.append(held)
             elif claim.topic in self._asks:
                 for name in self._asks.pop(claim.topic):
@@ -497,7 +502,8 @@ class TopicManager:
         released = migration is not None and migration.workflow == "release" and record.done
         if released and migration is not None:
             # Nobody has it now: the new owner learns from the directory that it does, and so does everybody who asks.
-            held = self.directory.compare_and_set(record.topic, migration.epoch, migration.target, migration.new_epoch)
+            made = Owner(record.topic, migration.new_epoch, migration.target, appointed=True)
+            held = self.directory.compare_and_set(migration.epoch, made)
             target = self._entries.get(held.owner)
             if target is not None:
                 self._send(target, [held])
