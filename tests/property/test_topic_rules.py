@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearcast.broker.access_rules import covers
 from nearcast.broker.topics import Definitions, TopicRules
 from nearcast.config import Retention, TopicRule
 from nearcast.errors import NearcastError
 from nearcast.mqtt import topics
+from nearcast.mqtt.topics import covers
 from nearcast.topiclog.rules import RuleTable
 
 LEVELS = ("a", "b", "", "$c")

@@ -12,7 +12,6 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 import typer
 
-from nearcast.broker.access_rules import covers
 from nearcast.broker.passwords import MAX_PASSWORD_BYTES, ScramVerifier, ScryptVerifier, store_user, username_fault
 from nearcast.config import (
     BULK_PORT_DISTANCE,
@@ -26,6 +25,7 @@ from nearcast.config import (
 from nearcast.configfile import load_broker_config
 from nearcast.errors import ConfigError
 from nearcast.fabricconfig import Fabric, Groups, TopicClass
+from nearcast.mqtt.topics import covers
 
 S = TypeVar("S", bound=msgspec.Struct)
 

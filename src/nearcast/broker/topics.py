@@ -20,11 +20,11 @@ from typing import Literal
 
 import msgspec
 
-from nearcast.broker.access_rules import covers
 from nearcast.broker.files import replace_file
 from nearcast.config import Retention, TopicRule
 from nearcast.errors import ConfigError, StorageCorrupt, StorageUnavailable, TopicUnknown
 from nearcast.mqtt import topics
+from nearcast.mqtt.topics import covers
 from nearcast.topiclog.rules import RuleTable
 
 FILE_NAME = "definitions.json"

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import typer
 
-from nearcast.broker.access_rules import overlaps
 from nearcast.cli import connection as shared
 from nearcast.cli import topic_connection as common
 from nearcast.cli import topic_display as display
@@ -26,6 +25,7 @@ from nearcast.client import Properties
 from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.records import KeptRule, Place, Record, TopicState
 from nearcast.errors import ConfigError, NearcastError, TopicUnknown
+from nearcast.mqtt.topics import overlaps
 from nearcast.topiclog.conversation import MissingRecords
 from nearcast.topiclog.rules import RuleTable
 

@@ -11,10 +11,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from nearcast.broker.access_rules import covers
 from nearcast.cli.quantities import show_ago, show_duration, show_rate, show_size, show_time
 from nearcast.client.records import KeptRule, Record, TopicState
 from nearcast.config import Retention, TopicRule
+from nearcast.mqtt.topics import covers
 
 HEX_BYTES_PER_LINE = 16
 

@@ -96,3 +96,46 @@ def matches(topic_filter: str, topic: str) -> bool:
         if level != "+" and level != topic_levels[position]:
             return False
     return len(filter_levels) == len(topic_levels)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every topic that the filter ``narrow`` matches is matched by the filter ``wide`` too."""
+    wide_levels, narrow_levels = _levels(wide), _levels(narrow)
+    for position, level in enumerate(wide_levels):
+        if level == "#":
+            return True
+        if position == len(narrow_levels):
+            return False
+        other = narrow_levels[position]
+        if other == "#":
+            return False
+        if level == "+":
+            if position == 0 and other.startswith("$"):  # [MQTT-4.7.2-1]
+                return False
+        elif level != other:
+            return False
+    return len(wide_levels) == len(narrow_levels)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether some topic is matched by both filters."""
+    one_levels, other_levels = _levels(one), _levels(other)
+    for position in range(max(len(one_levels), len(other_levels))):
+        here = one_levels[position] if position < len(one_levels) else None
+        there = other_levels[position] if position < len(other_levels) else None
+        if here == "#" or there == "#":
+            return True
+        if here is None or there is None:
+            return False
+        if "+" in (here, there):
+            if position == 0 and (here.startswith("$") or there.startswith("$")):  # [MQTT-4.7.2-1]
+                return False
+        elif here != there:
+            return False
+    return True
+
+
+def _levels(topic_filter: str) -> list[str]:
+    # A topic has at least one level, so `#` and `+/#` match the same topics; with the longer form, `#` is never the first
+    # level and always stands for "these levels, and any number more".
+    return topic_filter.split("/") if topic_filter != "#" else ["+", "#"]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearcast.broker.access_rules import AccessList, NamePattern, covers, fill, load_access_list, overlaps, parse_rules
+from nearcast.broker.access_rules import AccessList, NamePattern, fill, load_access_list, parse_rules
 from nearcast.config import AccessRule
 from nearcast.errors import ConfigError
-from nearcast.mqtt.topics import matches
+from nearcast.mqtt.topics import covers, matches, overlaps
 
 # Filters over two literals reach no further than these topics: a literal that no filter names ("z"), one level more than the
 # longest filter has, and a `$` level at the front are enough to tell any two of them apart.
