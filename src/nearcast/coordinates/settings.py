@@ -38,8 +38,8 @@ class VivaldiSettings:
         """The pull to the origin is (distance / this)² milliseconds a sample (Ledlie et al.): without it all nodes drift away
         together. Too low squeezes the space together."""
         self.outlier_factor = outlier_factor
-        """A sample that is more wrong than so many times the median of what all peers' last samples were wrong by counts for
-        no more than that: it is a liar's, or of a path that no space has room for. 0 believes everybody."""
+        """A sample that is off by more milliseconds than so many times the median of what all peers' last samples were off by
+        counts for no more than that: it is a liar's, or of a path that no space has room for. 0 believes everybody."""
         self.least_error = least_error
         """No peer is believed to be more certain of its coordinate than this."""
         self.max_rtt_ms = max_rtt_ms

@@ -6,10 +6,15 @@ height, the part of a path that is the access link; with confidence, so that who
 adjustment for what the space is wrong by around the node (Lee et al., ToN 2010). These are what ePulsar §3.2 names.
 
 Samples come from others, who may be broken or hostile. What is no number, absurdly far or of other dimensions is refused.
-No peer is believed to be surer than :attr:`~nearcast.coordinates.settings.VivaldiSettings.least_error`; and a sample that fits
-worse than several times the median of all peers' samples pulls no harder than one that is just so wrong. One liar among many
-has therefore the influence of one honest node on a bad path, whatever it says. When everything is wrong, because the node
-itself has moved, the median is high and everything counts.
+No peer is believed to be surer than :attr:`~nearcast.coordinates.settings.VivaldiSettings.least_error`; and a sample that is
+off by more than several times the median of all peers' samples pulls no harder than one that is just so far off. One liar
+among many has therefore the influence of one honest node on a bad path, whatever it says. When everything is off, because the node
+itself has moved, the median is high and everything counts. How far off is counted in milliseconds: a neighbour at half a
+millisecond that the space has at thirty is off by a factor of sixty, and right.
+
+Heights are the access link's part of a path, and no path is shorter than its parts: a node's height is at most its shortest
+round trip. That nobody can forge. Without it, sites that are all equally far from each other are explained by heights alone,
+and the nodes of one site are as far from each other as from everybody else.
 
 Owns no sockets, clocks or names beyond those it is handed.
 """
@@ -27,8 +32,8 @@ from nearcast.coordinates.settings import VivaldiSettings
 LEAST_RTT_MS: Final = 0.01
 """Round trips on one machine take about that long; relative errors below are noise."""
 
-LEAST_WRONG: Final = 0.1
-"""Samples that are wrong by less than this share are never outliers, however good the rest is."""
+LEAST_OFF_MS: Final = 5.0
+"""Samples that are off by less are never outliers, however good the rest is."""
 
 RESTORED_ERROR: Final = 0.5
 """A restored coordinate is a good guess: the node may have moved while it was away."""
@@ -39,7 +44,8 @@ class _Peer:
 
     def __init__(self, filter_samples: int) -> None:
         self.filter = MovingMedian(filter_samples)
-        self.wrong = 0.0
+        self.off_ms = 0.0
+        self.rtt_ms = math.inf
 
 
 class Vivaldi:
@@ -80,20 +86,21 @@ class Vivaldi:
                 del self._peers[next(iter(self._peers))]
             known = self._peers[peer] = _Peer(settings.filter_samples)
         self.samples += 1
-        self._move(known, theirs, known.filter.add(max(rtt_ms, LEAST_RTT_MS)))
+        known.rtt_ms = known.filter.add(max(rtt_ms, LEAST_RTT_MS))
+        self._move(known, theirs)
         return True
 
-    def _move(self, peer: _Peer, theirs: Coordinate, rtt_ms: float) -> None:
+    def _move(self, peer: _Peer, theirs: Coordinate) -> None:
         settings = self.settings
         mine = self.coordinate
-        wrong = abs(mine.distance_ms(theirs) - rtt_ms) / rtt_ms
-        peer.wrong = wrong
-        limit = self._believable()
-        doubt = 1.0 if wrong <= limit else limit / wrong
+        rtt_ms = peer.rtt_ms
+        peer.off_ms = abs(mine.distance_ms(theirs) - rtt_ms)
+        limit_ms = self._believable_ms()
+        doubt = 1.0 if peer.off_ms <= limit_ms else limit_ms / peer.off_ms
         their_error = min(max(theirs.error, settings.least_error), WORST_ERROR)
         weight = mine.error / (mine.error + their_error)
         step = settings.error_timestep * weight
-        error = min(mine.error * (1.0 - step) + min(wrong, limit) * step, WORST_ERROR)
+        error = min(mine.error * (1.0 - step) + min(peer.off_ms, limit_ms) / rtt_ms * step, WORST_ERROR)
         plain = _plain_distance(mine, theirs)
         vector, height = self._pushed(mine, theirs, settings.timestep * weight * doubt * (rtt_ms - plain))
         vector, height = self._pulled(vector, height)
@@ -105,13 +112,13 @@ class Vivaldi:
             self.coordinate = origin(settings.dimensions)
             self._residuals.clear()
 
-    def _believable(self) -> float:
-        """Up to which relative error a sample counts in full."""
+    def _believable_ms(self) -> float:
+        """How far off a sample may be to count in full."""
         factor = self.settings.outlier_factor
         if factor <= 0.0 or len(self._peers) < 3:
             return math.inf
-        ordered = sorted([peer.wrong for peer in self._peers.values()])
-        return max(factor * ordered[len(ordered) // 2], LEAST_WRONG)
+        ordered = sorted([peer.off_ms for peer in self._peers.values()])
+        return max(factor * ordered[len(ordered) // 2], LEAST_OFF_MS)
 
     def _pushed(self, mine: Coordinate, theirs: Coordinate, force_ms: float) -> tuple[list[float], float]:
         """Move by ``force_ms`` away from a peer: in the plane and in height, in proportion to how far it is in both."""
@@ -128,7 +135,8 @@ class Vivaldi:
             along = force_ms / total
             upwards = force_ms * heights / total
         vector = [here + part * along for here, part in zip(mine.vector, difference, strict=True)]
-        return vector, max(mine.height + upwards, LEAST_HEIGHT_MS)
+        shortest = min([peer.rtt_ms for peer in self._peers.values()])
+        return vector, max(min(mine.height + upwards, shortest), LEAST_HEIGHT_MS)
 
     def _pulled(self, vector: list[float], height: float) -> tuple[list[float], float]:
         """A little back to the origin."""
