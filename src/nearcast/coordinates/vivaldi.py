@@ -8,8 +8,8 @@ adjustment for what the space is wrong by around the node (Lee et al., ToN 2010)
 Samples come from others, who may be broken or hostile. What is no number, absurdly far or of other dimensions is refused.
 No peer is believed to be surer than :attr:`~nearcast.coordinates.settings.VivaldiSettings.least_error`; and a sample that is
 off by more than several times the median of all peers' samples pulls no harder than one that is just so far off. One liar
-among many has therefore the influence of one honest node on a bad path, whatever it says. When everything is off, because the node
-itself has moved, the median is high and everything counts. How far off is counted in milliseconds: a neighbour at half a
+among many has therefore the influence of one honest node on a bad path, whatever it says. When everything is off, because the
+node itself has moved, the median is high and everything counts. How far off is counted in milliseconds: a neighbour at half a
 millisecond that the space has at thirty is off by a factor of sixty, and right.
 
 Heights are the access link's part of a path, and no path is shorter than its parts: a node's height is at most its shortest
