@@ -6,31 +6,28 @@ something needs a token that may write. Errors are ``{"status_code": ..., "detai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from litestar import Litestar, MediaType, Request, Response, delete, get, post, put
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException, PermissionDeniedException, ValidationException
-from litestar.handlers.base import BaseRouteHandler
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult, DefineMiddleware
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from nearcast import __version__
-from nearcast.controller import views
+from nearcast.controller import topic_api, views
+from nearcast.controller.guards import PREFIX, Limit, may_write
 from nearcast.controller.metrics import CONTENT_TYPE, render
 from nearcast.controller.tokens import Tokens
-from nearcast.fabric.controlling import Refused
+from nearcast.fabric.refusals import Refused
 
 if TYPE_CHECKING:
     from nearcast.controller.process import ControllerProcess
 
-PREFIX = "/api/v1"
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
-
-Limit = Annotated[int, QueryParameter(ge=1, le=10_000, description="Most entries to return.")]
 
 
 class BearerAuthentication(AbstractAuthenticationMiddleware):
@@ -46,12 +43,6 @@ class BearerAuthentication(AbstractAuthenticationMiddleware):
         if right is None:
             raise NotAuthorizedException("a token is needed: Authorization: Bearer TOKEN", headers=CHALLENGE)
         return AuthenticationResult(user=None, auth=right)
-
-
-def may_write(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Refuses tokens that may only look."""
-    if connection.auth != "write":
-        raise PermissionDeniedException("this token may look, not change anything")
 
 
 def _refused(request: Request[Any, Any, Any], error: Refused) -> Response[dict[str, object]]:
@@ -159,7 +150,8 @@ def build(process: ControllerProcess) -> Litestar:
 
     def class_views() -> list[views.ClassView]:
         return [
-            views.ClassView(topic_filter=rule.topic_filter, topic_class=rule.topic_class) for rule in controller.rules.rules
+            views.ClassView(topic_filter=rule.topic_filter, topic_class=rule.topic_class, max_latency_ms=rule.max_latency_ms)
+            for rule in controller.rules.rules
         ]
 
     @get(f"{PREFIX}/classes", summary="Topic classes", tags=["classes"])
@@ -168,7 +160,7 @@ def build(process: ControllerProcess) -> Litestar:
 
     @put(f"{PREFIX}/classes", guards=[may_write], summary="Give topics a class", tags=["classes"])
     async def set_class(data: JSONBody[views.ClassView]) -> list[views.ClassView]:
-        controller.set_class(data.topic_filter, data.topic_class, now())
+        controller.set_class(data.topic_filter, data.topic_class, now(), data.max_latency_ms)
         process.flush()
         return class_views()
 
@@ -196,6 +188,7 @@ def build(process: ControllerProcess) -> Litestar:
             classes,
             set_class,
             remove_class,
+            *topic_api.handlers(process),
         ],
         middleware=[DefineMiddleware(BearerAuthentication, tokens=process.tokens, exclude="^/schema")],
         exception_handlers={Refused: _refused, ValidationException: _invalid},

@@ -38,6 +38,27 @@ class _ControllerCollector(Collector):
             "nearcast_controller_reconfigurations", "Looks at the whole network.", controller.reconfigurations
         )
         yield CounterMetricFamily("nearcast_controller_reports", "Reports of nodes.", controller.reports)
+        topics = controller.topics
+        yield GaugeMetricFamily("nearcast_controller_owned_topics", "Topics that have an owner.", len(topics.directory))
+        yield GaugeMetricFamily(
+            "nearcast_controller_pending_migrations", "Migrations waiting or under way.", len(topics.migrations.pending)
+        )
+        migrations = CounterMetricFamily(
+            "nearcast_controller_migrations", "Migrations of topics that ended, by how.", labels=["state"]
+        )
+        for state, count in sorted(topics.migrations.counts.items()):
+            migrations.add_metric([state], count)
+        yield migrations
+        for name, text, number in (
+            ("plans", "Plans made here.", topics.plans),
+            ("plans_taken", "Plans of others that were carried out.", topics.plans_taken),
+            ("plans_refused", "Plans of others that were not.", topics.plans_refused),
+            ("failovers", "Topics whose owner died.", topics.failovers),
+            ("telemetry_rounds", "Rounds of reports on topics.", topics.telemetry.rounds),
+            ("telemetry_bytes", "Bytes of reports.", topics.telemetry.bytes_received),
+            ("telemetry_refused", "Reports that could not be read.", topics.telemetry.refused),
+        ):
+            yield CounterMetricFamily(f"nearcast_controller_{name}", text, number)
         monitor = controller.monitor
         for name, value in (
             ("sent_packets", monitor.packets_sent),

@@ -92,6 +92,7 @@ class ControllerProcess:
         self._ticks = 0
         self._states: dict[str, str] = {}
         self._logged_moves = 0
+        self._logged_migrations = 0
         self._stop_asked = asyncio.Event()
         self._stopping = False
 
@@ -241,6 +242,18 @@ class ControllerProcess:
                 reason=move.reason,
                 clients=move.moved_clients,
                 detail=move.detail or None,
+            )
+        migrations = self.controller.topics.migrations
+        fresh, self._logged_migrations = migrations.ended - self._logged_migrations, migrations.ended
+        for migration in list(migrations.past)[-fresh:] if fresh else []:
+            self.events.event(
+                logging.INFO,
+                f"migration {migration.state}",
+                topic=migration.topic,
+                origin=migration.origin or None,
+                target=migration.target,
+                reason=migration.reason,
+                detail=migration.detail or None,
             )
 
     # --- HTTP -----------------------------------------------------------------------------------------------------------

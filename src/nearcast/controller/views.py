@@ -28,6 +28,13 @@ class Status(msgspec.Struct, kw_only=True):
     pending_moves: int
     moves: dict[str, int]
     """Moves that ended since the start, by how."""
+    owned_topics: int
+    """Topics that have an owner."""
+    pending_migrations: int
+    migrations: dict[str, int]
+    """Migrations of topics that ended since the start, by how."""
+    planner: str
+    """Who decides about owners: own, spark or none."""
     reconfigurations: int
     reconfigured_seconds_ago: float | None
     monitoring_bytes_per_second: float
@@ -61,6 +68,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     reported_seconds_ago: float | None
     clients_to_move: int
     """Brokers: clients of gateways that are there. 0 and draining: it can be stopped."""
+    topics_owned: int
+    """Brokers: topics that they own."""
 
 
 class LinkView(msgspec.Struct, kw_only=True):
@@ -122,6 +131,8 @@ class ClassView(msgspec.Struct, kw_only=True):
 
     topic_filter: str
     topic_class: str
+    max_latency_ms: float = 0.0
+    """Class ``owned``: the bound from a publisher to its farthest subscriber; 0: none."""
 
 
 class GroupMemberView(msgspec.Struct, kw_only=True):
@@ -186,6 +197,10 @@ def status(controller: Controller, name: str, started_at: float, now: float) -> 
         draining=sorted(entry.name for entry in entries if entry.draining),
         clients=direct + sum(entry.report.connections for entry in gateways),
         pending_moves=len(controller.moves.pending),
+        owned_topics=len(controller.topics.directory),
+        pending_migrations=len(controller.topics.migrations.pending),
+        migrations=dict(controller.topics.migrations.counts),
+        planner=controller.topics.settings.planner,
         moves=dict(controller.moves.counts),
         reconfigurations=controller.reconfigurations,
         reconfigured_seconds_ago=round(now - controller.last_reconfigured_at, 1) if controller.reconfigurations else None,
@@ -215,6 +230,7 @@ def node(controller: Controller, entry: Entry, now: float) -> NodeView:
         registered_seconds_ago=round(now - entry.registered_at, 1),
         reported_seconds_ago=round(now - entry.report_at, 1) if entry.report_at else None,
         clients_to_move=controller.drained(entry) if entry.is_broker else 0,
+        topics_owned=controller.topics.directory.count_of(entry.name),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from nearcast.fabric.owner_records import Migrated, MigrateOrder
+from nearcast.placement.explanations import Explanation
 
 MAX_PAST: Final = 10_000
 MAX_PENDING: Final = 1_000_000
@@ -50,6 +51,8 @@ class Migration(msgspec.Struct, kw_only=True):
     duration_ms: float = 0.0
     """By the old owner: from the order's arrival to the new owner's word that it is in charge."""
     detail: str = ""
+    explanation: Explanation | None = None
+    """The decision behind it, where it was made here."""
 
     @property
     def pending(self) -> bool:

@@ -34,10 +34,11 @@ from nearcast.fabric.parts import FOREVER
 from nearcast.fabric.planning import Telemetry
 from nearcast.fabric.refusals import Refused
 from nearcast.fabric.registry import Entry
-from nearcast.placement.deciding import Plan, decide
+from nearcast.placement.deciding import Move, Plan, decide
+from nearcast.placement.explanations import Explanation, explain
 from nearcast.placement.gathering import Held
 from nearcast.placement.plans import PlanRecord, decode_plan
-from nearcast.placement.topics import Fleet, PlacementSettings
+from nearcast.placement.topics import Fleet, PlacementSettings, Topics
 from nearcast.topiclog.rules import RuleTable
 
 OWNED_CLASS: Final = "owned"
@@ -50,6 +51,8 @@ HEARD_S: Final = 3.0
 
 MAX_RULES_REMEMBERED: Final = 1_000_000
 MAX_ASKS: Final = 1_000_000
+MAX_EXPLAINED: Final = 1_000
+"""Decisions of one plan that are kept in figures; beyond, each keeps its reason in words."""
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -431,9 +434,7 @@ class TopicManager:
 
     def move(self, topic: str, target: str, now: float) -> Migration:
         """Move a topic by hand."""
-        known = self.directory.find(topic)
-        if known is None:
-            raise Refused(self.why_unowned(topic), missing=True)
+        known = self.owner_of(topic)
         self.check_target(target)
         if known.owner == target:
             raise Refused(f"{target} owns {topic} already")
@@ -554,21 +555,44 @@ class TopicManager:
         self.plan = plan
         self.planned_at = now
         self.plans += 1
+        explained = 0
         for move in plan.moves:
             known = self.directory.find(move.topic)
             if known is None or move.reason not in ("latency", "overload"):
                 continue  # owners that are gone or leave are replaced whoever plans
-            self.migrations.add(self._wanted(known, move.target, _kind(move.reason), self.words_for(plan, move.row), now))
+            migration = self._wanted(known, move.target, _kind(move.reason), _reason(plan, move), now)
+            if self.migrations.add(migration) and explained < MAX_EXPLAINED:
+                explained += 1
+                migration.explanation = explain(plan, move.row)
         self._order_due(now)
 
-    def words_for(self, plan: Plan, row: int) -> str:
-        """Why a topic moves, in one line."""
-        topics, names = plan.topics, plan.fleet.names
-        target = names[int(plan.target[row])]
-        expected = f"at most {plan.expected_ms[row]:.1f} ms at {target}"
-        if topics.bound_ms[row] > 0.0 and topics.worst_ms[row] > topics.bound_ms[row]:
-            return f"{topics.worst_ms[row]:.1f} ms, above its bound of {topics.bound_ms[row]:g} ms; {expected}"
-        return f"{names[int(topics.owner[row])]} is overloaded; {expected}"
+    def picture(self, owners: Iterable[Owner], now: float) -> Topics:
+        """These topics as reports show them."""
+        return self.telemetry.topics(self._fleet(now), self._held(owners), self.bound_of, now, only=True)
+
+    def explain(self, topic: str, now: float) -> Explanation | None:
+        """What the planner thinks of a topic now, whether or not it decides; nothing while no broker is placed."""
+        fleet = self._fleet(now)
+        if not fleet.usable.any():
+            return None
+        topics = self.telemetry.topics(fleet, self._held([self.owner_of(topic)]), self.bound_of, now, only=True)
+        return explain(decide(topics, fleet, self.settings.placement, now), 0)
+
+    def words(self, explanation: Explanation | None) -> str:
+        """The same in words."""
+        if explanation is None:
+            return "No broker has reported its coordinate and load yet, so nothing can be planned."
+        text = explanation.text()
+        if self.settings.planner == "own" or explanation.outcome != "moves":
+            return text
+        return f"{text} But the planner is {self.settings.planner!r}, so the controller does not move it by itself."
+
+    def owner_of(self, topic: str) -> Owner:
+        """Who owns a topic; Refused if nobody does."""
+        known = self.directory.find(topic)
+        if known is None:
+            raise Refused(self.why_unowned(topic), missing=True)
+        return known
 
     def _take_plan(self, data: bytes, now: float) -> None:
         """Somebody's plan. It is carried out if the configuration says so, as far as the world is still as it was then."""
@@ -623,6 +647,14 @@ class TopicManager:
 
 def _kind(reason: str) -> MigrationKind:
     return "overload" if reason == "overload" else "latency"
+
+
+def _reason(plan: Plan, move: Move) -> str:
+    """Why a topic moves, in one line."""
+    expected = f"at most {move.expected_ms:.1f} ms at {move.target}"
+    if move.reason == "overload":
+        return f"{move.origin} is overloaded; {expected}"
+    return f"{move.worst_ms:.1f} ms, above its bound of {plan.topics.bound_ms[move.row]:g} ms; {expected}"
 
 
 def _latency_ms(entry: Entry, name: str, otherwise: float) -> float:

@@ -154,7 +154,7 @@ def test_a_drain_is_begun_watched_and_ended(shown: Shown) -> None:
 
 
 def test_classes_are_changed(shown: Shown) -> None:
-    rule = {"topic_filter": "a/#", "topic_class": "local"}
+    rule = {"topic_filter": "a/#", "topic_class": "local", "max_latency_ms": 0.0}
     assert shown.ask("PUT", "/classes", 200, rule) == [rule]
     assert shown.ask("GET", "/classes", 200) == [rule]
     shown.net.run(1.0)
