@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nearcast.errors import RemoteProtocolError, StorageUnavailable
 from nearcast.fabric import frames
-from nearcast.fabric.errands import is_errand
+from nearcast.fabric.errands import is_errand, is_owned_errand, is_word
 from nearcast.fabric.frames import frame
 from nearcast.fabric.messages import Arrived
 from nearcast.fabric.outgoing import PEER_PREFIX, RELIABLE_STREAM, UNRELIABLE_STREAM, PeerSession, for_groups
+from nearcast.fabric.parking import PARKING_PREFIX, ParkingSession
 from nearcast.fabric.relaying import RELAY_NAME, RelaySession
 from nearcast.fabric.spool import SpoolStorage, stretches_of
 from nearcast.mqtt import reasons, records
@@ -96,6 +97,8 @@ class Channels:
         session: PeerSession
         if name == RELAY_NAME:
             session = RelaySession(session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
+        elif name[:1] == PARKING_PREFIX:
+            session = ParkingSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
         else:
             session = PeerSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
         session.max_unconfirmed_bytes = settings.max_unconfirmed_bytes
@@ -125,6 +128,7 @@ class Channels:
         sessions = [peer.session for peer in self._fabric.peers.values()]
         if self._fabric.broadcast.relay is not None:
             sessions.append(self._fabric.broadcast.relay.session)
+        sessions += self._fabric.ownership.parking_sessions()
         for session in sessions:
             for file in session.spilled or ():
                 known.add((session.number, file.number))
@@ -238,10 +242,12 @@ class Channels:
         publication.origin = peer.number
         self.received_messages += publication.count
         witness = self._engine.effects.witness
-        if witness is not None:
+        if witness is not None and not is_word(arrived.via):
             witness.processed(publication, now)
         if is_errand(arrived.via):
             self._fabric.broadcast.arrived(peer, publication, arrived.via, now)
+        elif is_owned_errand(arrived.via):
+            self._fabric.ownership.arrived(peer, publication, arrived.via, now)
         else:
             self.bridge(peer, publication, arrived.via, now)
 

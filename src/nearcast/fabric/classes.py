@@ -8,6 +8,8 @@
                       (:mod:`nearcast.fabric.broadcast`)
 ``broadcast-``        the same, but inside the group only to brokers with a subscriber, who is thus served a moment after
 ``filtered``          it subscribed, not at once
+``owned``             a message goes to the topic's owner, one broker at a time, which orders it and sends it to every broker
+                      with a matching subscriber (:mod:`nearcast.fabric.ownership`)
 ====================  ==================================================================================================
 
 The class is the receiving broker's to decide, and compiled into routes, so that it costs nothing per message. Rules come from
@@ -21,7 +23,7 @@ from typing import Final, Protocol
 
 from nearcast.config import TopicRule
 from nearcast.errors import ConfigError
-from nearcast.mqtt.routing import FABRIC, GROUP, GROUP_FILTERED, HERE, Router, Target
+from nearcast.mqtt.routing import FABRIC, GROUP, GROUP_FILTERED, HERE, OWNED_REACH, Route, Router, Target
 from nearcast.mqtt.session import Session
 from nearcast.mqtt.topics import filter_fault
 from nearcast.topiclog.rules import RuleTable
@@ -30,9 +32,16 @@ BRIDGED: Final = "bridged"
 LOCAL: Final = "local"
 BROADCAST: Final = "broadcast"
 BROADCAST_FILTERED: Final = "broadcast-filtered"
-CLASSES: Final = (BRIDGED, LOCAL, BROADCAST, BROADCAST_FILTERED)
+OWNED: Final = "owned"
+CLASSES: Final = (BRIDGED, LOCAL, BROADCAST, BROADCAST_FILTERED, OWNED)
 
-_REACH: Final = {BRIDGED: FABRIC, LOCAL: HERE, BROADCAST: GROUP, BROADCAST_FILTERED: GROUP_FILTERED}
+_REACH: Final = {
+    BRIDGED: FABRIC,
+    LOCAL: HERE,
+    BROADCAST: GROUP,
+    BROADCAST_FILTERED: GROUP_FILTERED,
+    OWNED: OWNED_REACH,
+}
 
 MAX_LEVELS: Final = 1_000
 
@@ -60,21 +69,34 @@ class GroupTargets(Protocol):
         """Other topics are of class ``broadcast`` now."""
 
 
+class Owners(Protocol):
+    """Where messages of class ``owned`` go (:class:`nearcast.fabric.ownership.Ownership`)."""
+
+    def direct(self, route: Route) -> None:
+        """Make a route that is compiled so far as the topic's state here wants it."""
+
+    def classes_changed(self) -> None:
+        """Other topics are of class ``owned`` now."""
+
+
 class TopicClasses:
     """The rules of one broker. ``stamp`` is when they were decided, in microseconds; the configuration's have 0."""
 
-    def __init__(self, router: Router, rules: list[tuple[str, str]]) -> None:
+    def __init__(self, router: Router, rules: list[tuple[str, str]], bounds: dict[str, float] | None = None) -> None:
         self._router = router
         self.stamp = 0
         self._table = RuleTable()
         self._class_of: dict[str, str] = {}
         self.rules: list[tuple[str, str]] = []
+        self.bounds: dict[str, float] = {}
         self.group: GroupTargets | None = None
-        self.replace(rules, 0)
+        self.owners: Owners | None = None
+        self.replace(rules, 0, bounds)
         router.classes = self
 
-    def replace(self, rules: list[tuple[str, str]], stamp: int) -> bool:
-        """Use these rules, (filter, class) in their order, unless newer ones are in use. Raises :class:`ConfigError`."""
+    def replace(self, rules: list[tuple[str, str]], stamp: int, bounds: dict[str, float] | None = None) -> bool:
+        """Use these rules, (filter, class) in their order, unless newer ones are in use. ``bounds``: the latency bounds of
+        class ``owned``, in milliseconds, by filter. Raises :class:`ConfigError`."""
         if stamp < self.stamp:
             return False
         for topic_filter, topic_class in rules:
@@ -86,17 +108,25 @@ class TopicClasses:
             class_of.setdefault(topic_filter, topic_class)
         self.stamp = stamp
         self.rules = list(rules)
+        self.bounds = {} if bounds is None else bounds
         self._class_of = class_of
         self._table = RuleTable([TopicRule(topic=topic_filter) for topic_filter in class_of])
         self._router.tree.generation += 1
         if self.group is not None:
             self.group.classes_changed()
+        if self.owners is not None:
+            self.owners.classes_changed()
         return True
 
     def class_of(self, topic: bytes) -> str:
         """The class of a topic."""
         rule = self._table.match(topic)
         return BRIDGED if rule is None else self._class_of[rule.topic]
+
+    def max_latency_ms(self, topic: bytes) -> float:
+        """How long a message of an owned topic may take; 0: as long as it takes."""
+        rule = self._table.match(topic)
+        return 0.0 if rule is None or self._class_of[rule.topic] != OWNED else self.bounds.get(rule.topic, 0.0)
 
     def crosses(self, topic: bytes) -> bool:
         """Whether messages of a topic go to other brokers at all."""
@@ -110,9 +140,13 @@ class TopicClasses:
     def flooded(self, matched: list[Target], reach: int) -> list[Target]:
         return matched if self.group is None else self.group.flooded(matched, reach == GROUP_FILTERED)
 
+    def direct(self, route: Route) -> None:
+        if self.owners is not None:
+            self.owners.direct(route)
+
     def serves(self, session: Session) -> bool:
         return self.group is None or self.group.is_fellow(session)
 
     def broadcast_filters(self) -> list[str]:
         """The filters of rules that make topics ``broadcast``. A rule before them may make some of those something else."""
-        return [topic_filter for topic_filter, topic_class in self._class_of.items() if _REACH[topic_class] >= GROUP]
+        return [topic_filter for topic_filter, topic_class in self._class_of.items() if GROUP <= _REACH[topic_class] <= GROUP_FILTERED]

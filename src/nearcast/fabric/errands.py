@@ -20,6 +20,8 @@ END: Final = "\5"
 _BETWEEN_NAMES: Final = "\7"
 
 _MARKS: Final = FLOODED + PUSHED + CARRIED
+_OWNED_MARKS: Final = "\x0e\x0f\x10\x11"
+"""Those of :mod:`nearcast.fabric.owner_errands`, which end in :data:`END`, too."""
 
 
 class Errand:
@@ -51,6 +53,16 @@ def is_errand(via: str) -> bool:
     return via != "" and via[0] in _MARKS
 
 
+def is_owned_errand(via: str) -> bool:
+    """Whether messages are of class ``owned``."""
+    return via != "" and via[0] in _OWNED_MARKS
+
+
+def is_word(via: str) -> bool:
+    """Whether it is no message, but something said about an owned topic."""
+    return via != "" and via[0] == _OWNED_MARKS[3]
+
+
 def flooded(view: int) -> str:
     return f"{FLOODED}{view}{END}"
 
@@ -65,7 +77,7 @@ def carried(origin: str, epoch: int, sequence: int, relayed_by: str) -> str:
 
 def without_errand(via: str) -> str:
     """Whom messages are for, whatever the errand."""
-    return via.partition(END)[2] if is_errand(via) else via
+    return via.partition(END)[2] if is_errand(via) or is_owned_errand(via) else via
 
 
 def parse(via: str) -> Errand:

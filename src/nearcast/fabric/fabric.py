@@ -20,6 +20,7 @@ from typing import Final
 from nearcast.config import Limits
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import links
+from nearcast.fabric.branches import Branches
 from nearcast.fabric.broadcast import Broadcast
 from nearcast.fabric.channels import PEER_PREFIX, Channels
 from nearcast.fabric.classes import TopicClasses
@@ -28,6 +29,9 @@ from nearcast.fabric.interest import Interest
 from nearcast.fabric.leftovers import Leftovers
 from nearcast.fabric.linking import Dialing, Linking
 from nearcast.fabric.links import Greeting, Link
+from nearcast.fabric.owner_hints import OwnerHints
+from nearcast.fabric.ownership import Ownership
+from nearcast.fabric.parking import PARKING_PREFIX
 from nearcast.fabric.parts import Part, Peer
 from nearcast.fabric.presence import Presence
 from nearcast.fabric.relaying import RELAY_NAME
@@ -96,7 +100,9 @@ class Fabric(Linking):
         self._parts: list[Part] = []
         self._handlers: dict[int, Part] = {}
         self.last_stamp = 0
-        self.classes = TopicClasses(engine.router, [(rule.topic, rule.topic_class) for rule in settings.classes])
+        rules = [(rule.topic, rule.topic_class) for rule in settings.classes]
+        bounds = {rule.topic: rule.max_latency_ms for rule in reversed(settings.classes) if rule.max_latency_ms}
+        self.classes = TopicClasses(engine.router, rules, bounds)
         self.channels = Channels(self)
         self.broadcast = Broadcast(self, secret, now)
         self.interest = Interest(self)
@@ -107,6 +113,11 @@ class Fabric(Linking):
         self.presence = Presence(self)
         self.leftovers = Leftovers(self)
         self.trunks = Trunks(self)
+        self.ownership = Ownership(self)
+        self.branches = Branches(self)
+        self.hints = OwnerHints(self)
+        self.ownership.on_owner = self.hints.owner_changed
+        self.ownership.on_producer = self.hints.published
         self.broadcast.take_part()
         self.users[links.GATEWAY] = self.trunks
         self._begun = False
@@ -158,10 +169,12 @@ class Fabric(Linking):
         wall_us = int((now + engine.effects.wall_offset) * 1e6)
         engine.router.next_sequence = max(engine.router.next_sequence, origins.reserved, wall_us * SEQUENCES_PER_MICROSECOND)
         for client_id in list(engine.sessions.by_client):
-            if client_id[:1] == PEER_PREFIX and client_id[1:] != RELAY_NAME:
-                self.peer(client_id[1:]).last_seen = now
+            name = client_id[1:]
+            if client_id[:1] == PEER_PREFIX and name != RELAY_NAME and name[:1] != PARKING_PREFIX:
+                self.peer(name).last_seen = now
         self.interest.recount()
         self.broadcast.begin(now)
+        self.ownership.begin(now)
         self.sharing.begin()
         self.handover.begin(now)
         self.presence.begin(now)
@@ -174,6 +187,7 @@ class Fabric(Linking):
         if link is not None:
             link.close("this broker is no longer part of the fabric")
             self.end_link(link, now)
+        self.ownership.forgets(peer, now)
         self.peers.pop(peer.name, None)
         self.by_number[peer.number] = None
         self.channels.forget(peer, now)

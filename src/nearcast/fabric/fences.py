@@ -91,7 +91,7 @@ class Fences:
             return
         done = 0
         while done < publication.count:
-            fenced: set[int] = set()
+            fenced: set[int] = set(publication.fenced or ())
             until = publication.count
             for session_number, reached in fences.items():
                 had = reached.has(publication)

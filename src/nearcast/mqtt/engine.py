@@ -207,7 +207,7 @@ class Engine:
             self.stats.not_kept += 1
             if route.kept.durable:
                 return
-        if retain:
+        if retain and route.way is None:
             self.inbound.retain(message, now)
         self.router.publish(route, message, None, now)
 
@@ -215,7 +215,7 @@ class Engine:
         """Messages that came in another way than MQTT, and are kept already if they are to be: hand them to subscribers."""
         route = self.router.route_for(topic)
         for publication in build_all(topic, payloads, qos, retain, properties):
-            if retain:
+            if retain and route.way is None:
                 self.inbound.retain(publication, now)
             self.router.publish(route, publication, None, now)
 

@@ -23,8 +23,11 @@ from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.retained import RetainedMessages
 from nearcast.mqtt.routing import MAX_REMEMBERED_TOPIC_BYTES, Router
 from nearcast.mqtt.session import Session
-from nearcast.mqtt.topics import is_string, topic_fault
+from nearcast.mqtt.topics import OWN_FIGURES, OWN_WORD, is_string, topic_fault
 from nearcast.mqtt.wire import PUBLISH
+
+OWN_FIGURES_BYTES: Final = OWN_FIGURES.encode("ascii")
+OWN_WORD_BYTES: Final = OWN_WORD.encode("ascii")
 
 _MESSAGE_EXPIRY: Final = b"\x02"
 _NO_ROOM: Final = "the topic log has no room for another topic"
@@ -85,6 +88,8 @@ class Inbound:
         self.authorizer = authorizer
         self.apply(limits)
         self._facts: dict[bytes, PublishFacts] = {}
+        self.cut_end = 0
+        self.cut_id_at = 0
 
     def apply(self, limits: Limits) -> None:
         """Use these limits from now on. Those that clients were told are the connection's."""
@@ -97,6 +102,22 @@ class Inbound:
 
         The caller has made sure that the first packet is complete and within the size limit.
         """
+        publication = self.cut(connection, data, start, now)
+        next_at = self.cut_end
+        id_at = self.cut_id_at
+        stats = self.effects.stats
+        stats.publishes_received[publication.qos] += publication.count
+        stats.publish_bytes_received += len(publication.packets)
+        connection.messages_in += publication.count
+        if publication.qos == 0:
+            self._accept(connection, session, publication, now)
+        else:
+            self._acknowledged(connection, session, publication, id_at, now)
+        return next_at
+
+    def cut(self, connection: Connection, data: bytes, start: int, now: float) -> Publication:
+        """The PUBLISH at ``start`` and those after it that are alike, as one publication. ``cut_end`` is where the next packet
+        begins then, ``cut_id_at`` where each of these has its identifier."""
         position: i64 = start
         end: i64 = len(data)
         first = data[position]
@@ -198,15 +219,9 @@ class Inbound:
             expires_at,
             facts.unchanged,
         )
-        stats = self.effects.stats
-        stats.publishes_received[qos] += publication.count
-        stats.publish_bytes_received += len(packets)
-        connection.messages_in += publication.count
-        if qos == 0:
-            self._accept(connection, session, publication, now)
-        else:
-            self._acknowledged(connection, session, publication, int(id_at - position), now)
-        return int(next_at)
+        self.cut_end = int(next_at)
+        self.cut_id_at = int(id_at - position)
+        return publication
 
     def _properties_end(self, data: bytes, position: int, packet_end: int) -> int:
         size = 0
@@ -276,9 +291,9 @@ class Inbound:
             raise RemoteProtocolError(reasons.RETAIN_NOT_SUPPORTED, "messages are not retained here")
         route = self.router.remembered(publication.topic)
         if route is None:
-            self._check_topic(publication.topic)
+            self.check_topic(publication.topic)
             route = self.router.route_for(publication.topic)
-        if not self._may_publish(connection, publication.topic):
+        if not self.may_publish(connection, publication.topic):
             self.effects.stats.dropped_not_authorized += publication.count
             return reasons.NOT_AUTHORIZED
         kept = route.kept
@@ -286,7 +301,7 @@ class Inbound:
             if publication.qos and not connection.is_v5:  # told that all is well, it would believe the message kept
                 raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, _NO_ROOM)
             return reasons.QUOTA_EXCEEDED
-        if publication.retain:
+        if publication.retain and route.way is None:
             self.retain(publication, now)
         if not self.router.publish(route, publication, session, now) and (kept is None or not kept.durable):
             return reasons.NO_MATCHING_SUBSCRIBERS
@@ -297,31 +312,39 @@ class Inbound:
         # A session that ends with its connection is not there to be asked after a crash whether it sent something before.
         marked = publication.qos == 2 and session.durable and kept.durable
         mark = self.effects.last_mark + 1 if marked else 0
-        properties = publication.properties
-        if publication.expires_at > 0:
-            remaining = max(0, int(publication.expires_at - now + 0.5))
-            properties += _MESSAGE_EXPIRY + remaining.to_bytes(4, "big")
-        publisher = session.client_id.encode("utf-8")
-        if not kept.keep(publication.payloads(), publication.qos, publication.retain, properties, publisher, mark):
-            self.effects.stats.not_kept += publication.count
+        if not self.keep_from(kept, publication, session.client_id, mark, now):
             return not kept.durable
         if marked:
             self.effects.last_mark = mark
         return True
 
-    def _check_topic(self, topic: bytes) -> None:
+    def keep_from(self, kept: Keeping, publication: Publication, client_id: str, mark: int, now: float) -> bool:
+        """Hand a client's messages to the log; false when that has no room for them."""
+        properties = publication.properties
+        if publication.expires_at > 0:
+            remaining = max(0, int(publication.expires_at - now + 0.5))
+            properties += _MESSAGE_EXPIRY + remaining.to_bytes(4, "big")
+        publisher = client_id.encode("utf-8")
+        if not kept.keep(publication.payloads(), publication.qos, publication.retain, properties, publisher, mark):
+            self.effects.stats.not_kept += publication.count
+            return False
+        return True
+
+    def check_topic(self, topic: bytes) -> None:
+        """Refuse a name that no topic has; raises :class:`RemoteProtocolError`."""
         if not is_string(topic):  # [MQTT-3.3.2-1]
             raise RemoteProtocolError(reasons.MALFORMED_PACKET, "a topic name must be well-formed UTF-8 without U+0000")
         fault = topic_fault(topic, self._max_topic_levels)
         if fault:
             raise RemoteProtocolError(reasons.TOPIC_NAME_INVALID, fault)
 
-    def _may_publish(self, connection: Connection, topic: bytes) -> bool:
-        if topic[:5] == b"$SYS/":
+    def may_publish(self, connection: Connection, topic: bytes) -> bool:
+        """Whether a client may publish to a topic."""
+        if topic[:1] == b"$" and topic.startswith(OWN_FIGURES_BYTES):
             return False
         authorizer = self.authorizer
         if authorizer is None:
-            return True
+            return not topic.startswith(OWN_WORD_BYTES)
         allowed = connection.allowed_topics
         if allowed is None:
             allowed = set()
@@ -456,7 +479,7 @@ class Inbound:
     def _keep_after_all(self, session: Session, publication: Publication, packet_id: bytes, now: float) -> None:
         """A message comes again that was delivered and that the log lost in a crash: see :mod:`nearcast.mqtt.keeping`."""
         if self.router.remembered(publication.topic) is None:
-            self._check_topic(publication.topic)
+            self.check_topic(publication.topic)
         kept = self.router.route_for(publication.topic).kept
         if kept is None or not kept.durable:
             return

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from nearcast.mqtt import records
 from nearcast.mqtt.codec import encode_varint
 from nearcast.mqtt.effects import Effects
@@ -43,11 +45,12 @@ class Sharing(Protocol):
 
 
 #: How far messages of a topic go: to every broker with a subscriber, to none, to this broker's group, or there to those with
-#: a subscriber only.
+#: a subscriber only; or to the topic's owner, which passes them on.
 FABRIC: Final = 0
 HERE: Final = 1
 GROUP: Final = 2
 GROUP_FILTERED: Final = 3
+OWNED_REACH: Final = 4
 
 
 class Classes(Protocol):
@@ -58,6 +61,9 @@ class Classes(Protocol):
 
     def flooded(self, matched: list[Target], reach: int) -> list[Target]:
         """Who gets messages that go to the group, given the brokers with a subscriber."""
+
+    def direct(self, route: Route) -> None:
+        """Make the route of a topic that has an owner."""
 
     def serves(self, session: Session) -> bool:
         """Whether another broker may serve a shared subscription of such messages."""
@@ -111,6 +117,14 @@ class Target:
 NO_TARGETS: Final[list[Target]] = []
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RouteWatch:
+    """Who is told what is published in a topic."""
+
+    def published(self, publication: Publication, publisher: Session | None, now: float) -> None:
+        """A client of this broker published; the messages are numbered and about to be handed out."""
+
+
 class Route:
     """Everything that wants a topic, what keeps it, and how much went through it."""
 
@@ -122,6 +136,10 @@ class Route:
         # Other brokers with subscribers; they get what clients publish here, not what came from another broker.
         self.peers: list[Target] = []
         self.groups: list[SharedGroup] = []
+        #: Where somebody else decides who gets the topic's messages (:mod:`nearcast.fabric.ownership`): what is published here
+        #: goes there and nowhere else. The rest of the route is for what comes back.
+        self.way: list[Target] | None = None
+        self.watch: RouteWatch | None = None
         self.messages = 0
         self.messages_at_sweep = 0
         self.bytes = 0
@@ -195,7 +213,11 @@ class Router:
         route.groups = match.groups
         classes = self.classes
         reach = FABRIC if classes is None else classes.reach(route.topic)
-        if classes is not None and reach != FABRIC:
+        route.way = None
+        route.watch = None
+        if classes is not None and reach == OWNED_REACH:
+            classes.direct(route)
+        elif classes is not None and reach != FABRIC:
             route.peers = NO_TARGETS if reach == HERE else classes.flooded(route.peers, reach)
             limited = [_limited(group, classes, reach) for group in match.groups]
             route.groups = [group for group in limited if group.members]
@@ -203,6 +225,12 @@ class Router:
         keeper = None if route.topic[:5] == b"$SYS/" else self.keeper
         route.kept = None if keeper is None else keeper.keeping(route.topic)
         route.generation = self.tree.generation
+
+    def forget(self, topic: bytes) -> None:
+        """Compile a topic's route anew, because its owner changed."""
+        route = self._routes.get(topic)
+        if route is not None:
+            route.generation = -1
 
     def keep_with(self, keeper: Keeper | None) -> None:
         """Ask this one from now on which topics are kept. Also called when its answers may have changed."""
@@ -238,15 +266,38 @@ class Router:
         witness = self.effects.witness
         if witness is not None:
             witness.processed(publication, now)
+        if route.watch is not None:
+            route.watch.published(publication, publisher, now)
+        if route.way is not None:
+            self._hand_out(NO_TARGETS, route.way, publication, publisher, now)
+            publication.forget_forms()
+            return True
         peers = route.peers
         if not route.targets and not route.groups and not peers:
             self.effects.stats.unmatched += count
             return False
         if route.groups:
-            peers = self._share(route, publication, now)
+            peers = self._share(route, peers, publication, now)
         self._hand_out(route.targets, peers, publication, publisher, now)
         publication.forget_forms()
         return True
+
+    def order(self, route: Route, publication: Publication, errand: str, here: bool, now: float) -> None:
+        """Hand what another broker's client published to everyone who wants it: it is ours from here on, and numbered so.
+
+        ``errand`` is what other brokers are told (:mod:`nearcast.fabric.owner_errands`); not ``here``: our plain subscribers
+        had it.
+        """
+        count = publication.count
+        publication.sequence = self.next_sequence
+        self.next_sequence += count
+        route.messages += count
+        route.bytes += len(publication.packets)
+        peers = [target.with_via(errand) for target in route.peers]
+        if route.groups:
+            peers = self._share(route, peers, publication, now)
+        self._hand_out(route.targets if here else NO_TARGETS, peers, publication, None, now)
+        publication.forget_forms()
 
     def publish_bridged(self, route: Route, publication: Publication, via: str, now: float) -> None:
         """Hand on what another broker received and numbered: to whom it says (see :data:`VIA_SEPARATOR`)."""
@@ -358,8 +409,8 @@ class Router:
             else:
                 del log[place]
 
-    def _share(self, route: Route, publication: Publication, now: float) -> list[Target]:
-        """Serve the shared subscriptions; returns which brokers get the publication, for those and for their plain ones."""
+    def _share(self, route: Route, plain: list[Target], publication: Publication, now: float) -> list[Target]:
+        """Serve the shared subscriptions; returns which brokers get the publication, for those and for their ``plain`` ones."""
         members: dict[str, Subscription] = {}
         names: dict[str, list[str]] = {}
         served: list[str] = []
@@ -373,9 +424,9 @@ class Router:
                 members[client_id] = taker
                 names.setdefault(client_id, []).append(taker.topic_filter)
         if not served:
-            return route.peers
+            return plain
         peers: list[Target] = []
-        for target in route.peers:
+        for target in plain:
             client_id = target.session.client_id
             members.pop(client_id, None)
             peers.append(target.telling(names.get(client_id, []), served))
@@ -469,7 +520,7 @@ class Router:
         elif shared is not None:
             classes = self.classes
             reach = FABRIC if classes is None else classes.reach(publication.topic)
-            if classes is not None and reach != FABRIC:
+            if classes is not None and reach != FABRIC and reach != OWNED_REACH:
                 shared = _limited(shared, classes, reach)
             taker = self._publish_shared(shared, publication, False, now)
             if taker is not None and taker.session.is_peer:

@@ -231,7 +231,7 @@ class Sessions:
             if self._effects.last_mark != mark:
                 self._effects.records.append(records.kept(self._effects.last_mark, 0, b""))
         self._effects.stats.wills_published += 1
-        if will.retain:
+        if will.retain and route.way is None:
             self._inbound.retain(message, now)
         self._router.publish(route, message, session, now)
 

@@ -86,7 +86,7 @@ def test_rules_are_replaced_by_newer_ones_only() -> None:
     assert [message.payload for message in there.messages] == [b"1", b"4"]
 
 
-@pytest.mark.parametrize(("topic_filter", "topic_class"), [("a/#/b", "local"), ("", "local"), ("a", "owned")])
+@pytest.mark.parametrize(("topic_filter", "topic_class"), [("a/#/b", "local"), ("", "local"), ("a", "nobody's")])
 def test_rules_that_make_no_sense_are_refused_whole(topic_filter: str, topic_class: str) -> None:
     classes = linked().nodes["a"].fabric.classes
     classes.replace([("x", "local")], 1)

@@ -1,0 +1,226 @@
+"""Owned topics between brokers: who orders, what waits, how a topic changes hands."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.fabric_clients import Client
+from tests.ownership_harness import OwnedMesh
+
+TOPIC = "owned/t"
+
+
+def test_the_first_who_publishes_becomes_the_owner_and_everybody_is_served() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    near, far = Client(mesh.nodes["a"], "near"), Client(mesh.nodes["c"], "far")
+    near.subscribe(TOPIC)
+    far.subscribe("owned/#")
+    mesh.run()
+    publisher = Client(mesh.nodes["a"], "publisher")
+    publisher.publish(TOPIC, b"1", 1)
+    mesh.run()
+    assert mesh.owners(TOPIC) == ["a"]
+    other = Client(mesh.nodes["b"], "other")
+    for qos in (0, 1, 2):
+        other.publish(TOPIC, b"%d" % (qos + 2), qos)
+        mesh.run()
+    for client in (near, far):
+        client.read()
+        assert sorted(client.payloads) == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_client_that_does_not_want_its_own_messages_gets_none_from_the_owner() -> None:
+    mesh = OwnedMesh("a", "b")
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    selfish = Client(mesh.nodes["b"], "selfish")
+    selfish.subscribe(TOPIC, no_local=True)
+    mesh.run()
+    selfish.publish(TOPIC, b"mine", 1)
+    Client(mesh.nodes["b"], "neighbour").publish(TOPIC, b"yours", 1)
+    mesh.run()
+    selfish.read()
+    assert selfish.payloads == [b"yours"]
+
+
+def test_retained_messages_are_what_the_owner_ordered_last() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    Client(mesh.nodes["b"], "other").publish(TOPIC, b"kept", 1, retain=True)
+    mesh.run()
+    mesh.advance(5.0)
+    late = Client(mesh.nodes["c"], "late")
+    late.subscribe(TOPIC)
+    mesh.run()
+    late.read()
+    assert late.payloads == [b"kept"]
+
+
+def test_messages_wait_while_nobody_knows_the_owner() -> None:
+    mesh = OwnedMesh("a", "b")
+    subscriber = Client(mesh.nodes["b"], "subscriber")
+    subscriber.subscribe(TOPIC)
+    mesh.run()
+    mesh.directory.silent = True
+    publisher = Client(mesh.nodes["a"], "publisher")
+    for number in range(5):
+        publisher.publish(TOPIC, b"%d" % number, number % 3)
+    mesh.run()
+    subscriber.read()
+    assert subscriber.payloads == []
+    mesh.directory.silent = False
+    mesh.advance(2.0)
+    subscriber.read()
+    assert sorted(subscriber.payloads) == [b"0", b"1", b"2", b"3", b"4"]
+    assert not mesh.nodes["a"].fabric.ownership.parking_sessions()
+
+
+def test_parked_messages_survive_a_crash() -> None:
+    mesh = OwnedMesh("a", "b", durable=True)
+    subscriber = Client(mesh.nodes["b"], "subscriber")
+    subscriber.subscribe(TOPIC)
+    mesh.run()
+    mesh.directory.silent = True
+    publisher = Client(mesh.nodes["a"], "publisher")
+    publisher.publish(TOPIC, b"1", 1)
+    publisher.publish(TOPIC, b"2", 2)
+    mesh.run()
+    mesh.nodes["a"].crash()
+    mesh.attach("a")
+    mesh.directory.silent = False
+    mesh.link("a", "b")
+    mesh.advance(2.0)
+    mesh.advance(2.0)
+    subscriber.read()
+    assert subscriber.payloads == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("target", ["b", "c", "d"])
+def test_a_topic_changes_hands(target: str) -> None:
+    mesh = OwnedMesh("a", "b", "c", "d")
+    subscribers = [Client(mesh.nodes[name], f"subscriber {name}") for name in ("a", "c", "d")]
+    for subscriber in subscribers:
+        subscriber.subscribe(TOPIC)
+    mesh.run()
+    publishers = [Client(mesh.nodes[name], f"publisher {name}") for name in ("a", "b", "d")]
+    for publisher in publishers:
+        publisher.publish(TOPIC, f"{publisher.client_id} 0".encode(), 1)
+        mesh.run()
+    assert mesh.owners(TOPIC) == ["a"]
+    for publisher in publishers:
+        publisher.publish(TOPIC, f"{publisher.client_id} 1".encode(), 1)
+    assert mesh.migrate(TOPIC, target) is None
+    for number in (2, 3):
+        for publisher in publishers:
+            publisher.publish(TOPIC, f"{publisher.client_id} {number}".encode(), 1)
+    mesh.run()
+    assert mesh.owners(TOPIC) == [target]
+    assert mesh.directory.outcomes[-1].done
+    for publisher in publishers:
+        publisher.publish(TOPIC, f"{publisher.client_id} 4".encode(), 1)
+    mesh.run()
+    mesh.advance(1.0)
+    assert all(not node.fabric.ownership.parking_sessions() for node in mesh.nodes.values())
+    for subscriber in subscribers:
+        subscriber.read()
+        received = subscriber.payloads
+        for publisher in publishers:
+            own = [payload for payload in received if payload.startswith(publisher.client_id.encode())]
+            assert own == [f"{publisher.client_id} {number}".encode() for number in range(5)], subscriber.client_id
+        assert received == subscribers[0].payloads
+
+
+def test_an_owner_that_dies_is_replaced_and_what_it_had_not_confirmed_is_sent_again_once() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    subscriber = Client(mesh.nodes["c"], "subscriber")
+    subscriber.subscribe(TOPIC)
+    mesh.run()
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    publisher = Client(mesh.nodes["b"], "publisher")
+    publisher.publish(TOPIC, b"arrives", 1)
+    mesh.run()
+    publisher.publish(TOPIC, b"does not arrive", 1)
+    for stream in list(mesh.streams):
+        if mesh.nodes["a"] in (stream[0].node, stream[1].node):
+            mesh.cut(stream)
+    mesh.directory.appoint(TOPIC, "c", "b", "c")
+    mesh.run()
+    publisher.publish(TOPIC, b"after", 1)
+    mesh.run()
+    subscriber.read()
+    assert subscriber.payloads == [b"first", b"arrives", b"does not arrive", b"after"]
+    # The dead one comes back, and passes on what was sent to it before.
+    mesh.link("a", "b")
+    mesh.link("a", "c")
+    mesh.run()
+    mesh.advance(6.0)
+    subscriber.read()
+    assert subscriber.payloads == [b"first", b"arrives", b"does not arrive", b"after"]
+    Client(mesh.nodes["a"], "third").publish(TOPIC, b"again", 1)
+    mesh.run()
+    mesh.advance(6.0)
+    assert mesh.owners(TOPIC) in (["c"], ["a", "c"])
+
+
+def test_an_order_that_cannot_be_carried_out_is_refused_with_a_reason() -> None:
+    mesh = OwnedMesh("a", "b")
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    refused = mesh.migrate(TOPIC, "nowhere")
+    assert refused is not None
+    assert "no link" in refused.reason
+    refused = mesh.migrate(TOPIC, "a")
+    assert refused is not None
+    assert "already" in refused.reason
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_moves_keep_the_order_of_every_publisher(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    names = ["a", "b", "c", "d"]
+    mesh = OwnedMesh(*names, seed=seed)
+    subscribers = [Client(mesh.nodes[name], f"s{name}") for name in names if rng.random() < 0.8]
+    for subscriber in subscribers:
+        subscriber.subscribe(TOPIC)
+    mesh.run()
+    publishers = [Client(mesh.nodes[name], f"p{name}") for name in names if rng.random() < 0.9]
+    sent = dict.fromkeys(publishers, 0)
+    moves = 0
+    for _ in range(200):
+        action = rng.random()
+        if action < 0.5 and publishers:
+            publisher = rng.choice(publishers)
+            publisher.publish(TOPIC, f"{publisher.client_id} {sent[publisher]}".encode(), 1)
+            sent[publisher] += 1
+        elif action < 0.55 and TOPIC in mesh.directory.owners:
+            moves += mesh.migrate(TOPIC, rng.choice(names)) is None
+        elif action < 0.6:
+            mesh.directory.answer()
+        else:
+            _let_something_arrive(mesh, rng)
+    mesh.run()
+    mesh.advance(0.5)
+    assert moves
+    for subscriber in subscribers:
+        subscriber.read()
+        received = subscriber.payloads
+        for publisher in publishers:
+            own = [payload for payload in received if payload.split()[0] == publisher.client_id.encode()]
+            assert own == [f"{publisher.client_id} {number}".encode() for number in range(sent[publisher])]
+        assert received == subscribers[0].payloads
+    assert sum(node.fabric.ownership.late_gates for node in mesh.nodes.values()) == 0
+
+
+def _let_something_arrive(mesh: OwnedMesh, rng: random.Random) -> None:
+    """One piece of one stream arrives: every interleaving of links that TCP allows."""
+    ends = [end for stream in mesh.streams for end in stream if end.inbox]
+    if ends:
+        end = rng.choice(ends)
+        assert end.link is not None
+        end.node.fabric.receive(end.link, end.inbox.popleft(), mesh.now)
+        end.node.flush()
