@@ -210,6 +210,14 @@ class Flows:
                 found.append(Loss(str(self._publisher[row]), subscriber, round(moment, 4), int(qos)))
         return sorted(found, key=lambda loss: loss.sent_s)[:most]
 
+    def missing(self, topic: str, subscriber: str, from_s: float, until_s: float) -> tuple[int, int]:
+        """Of the messages of a topic that were sent in a span of time: how many there were, and how many of them a subscriber
+        never got. For subscriptions that change, which a scenario's expectations do not know."""
+        sent_s = (self._sent_ns - self.start_ns) / 1e9
+        due = np.flatnonzero((self._topic == topic) & (sent_s >= from_s) & (sent_s < until_s))
+        got = self._message[self._subscriber == subscriber]
+        return len(due), int(np.count_nonzero(~np.isin(due, got)))
+
     def deliveries(self, topic: str) -> Deliveries:
         """Of one topic."""
         chosen = np.flatnonzero((self._topic[self._message] == topic) & ~self._retained)

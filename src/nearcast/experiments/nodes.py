@@ -9,6 +9,7 @@ the WAN, so that nobody has to keep one beside a scenario; so is the configurati
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,7 +59,7 @@ def with_nodes(scenario: Scenario, recorded: Recorded | None = None) -> Topology
         processes.append(_secret(home))
         processes += _settings(scenario, home, recorded)
     if scenario.controller is not None:
-        processes.append(_controller(scenario.controller))
+        processes += _controller(scenario.controller)
     kept = scenario.settings.get("topics", ()) if scenario.protocol in MQTT_PROTOCOLS else ()
     durable = [rule["topic"] for rule in kept if rule.get("mode", "durable") == "durable"]
     started: set[str] = set()
@@ -110,6 +111,9 @@ def http_ports(scenario: Scenario) -> dict[str, tuple[str, int]]:
 CONTROLLER = "controller"
 """The controller's process."""
 
+CONTROLLER_WRITER = "controller-settings"
+"""The process that writes its configuration file."""
+
 
 def _broker_process(broker: Broker) -> str:
     return f"{broker.host}-mqtt-{broker.port}"
@@ -146,7 +150,7 @@ def configuration(scenario: Scenario, recorded: Recorded | None = None) -> str:
     lines: list[str] = []
     for name, table in (("fabric", fabric), ("limits", limits), ("recording", _recording(scenario, recorded))):
         if table:
-            lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+            lines += [f"[{name}]", *_entries(table)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -156,6 +160,10 @@ def _recording(scenario: Scenario, recorded: Recorded | None) -> dict[str, str]:
     cloud = _cloud(scenario)
     named = {} if cloud is None else {"cloud": str(urlsplit(cloud).hostname)}
     return {"directory": recorded.directory, "run": recorded.run, **named}
+
+
+def _entries(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_toml(value)}" for key, value in table.items()]
 
 
 def _toml(value: Any) -> str:
@@ -169,20 +177,37 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _controller(controller: Controller) -> Process:
+def _controller(controller: Controller) -> list[Process]:
+    """Its process, and before it the one that writes what it is told beside its options, if there is anything."""
     address = f"{{{controller.host}}}"
     command = ["nearcast", "controller", "--fabric-secret", _SECRET_FILE]
+    found: list[Process] = []
+    if controller.settings:
+        text = "".join(f"{line}\n" for line in ("[controller]", *_entries(controller.settings)))
+        write = ("python", "-P", "-m", "nearcast.experiments.writing", "{data}/controller.toml", text)
+        found.append(
+            Process(
+                name=CONTROLLER_WRITER,
+                host=controller.host,
+                command=_literal(write),
+                ready=ReadyCheck(log="/controller.toml: "),
+            )
+        )
+        command += ["--config", f"{{data}}/../{CONTROLLER_WRITER}/controller.toml"]
     command += ["--host", address, "--port", str(controller.port), "--http-port", str(controller.http_port)]
     command += ["--interval", f"{controller.interval_s:g}", "--period", f"{controller.interval_s:g}"]
     command += ["--ping-interval-ms", f"{controller.ping_interval_ms:g}"]
-    return Process(
-        name=CONTROLLER,
-        host=controller.host,
-        command=tuple(command),
-        ready=ReadyCheck(port=controller.port),
-        manual=controller.start_s > 0,
-        stop_timeout_s=STOP_TIMEOUT_S,
+    found.append(
+        Process(
+            name=CONTROLLER,
+            host=controller.host,
+            command=tuple(command),
+            ready=ReadyCheck(port=controller.port),
+            manual=controller.start_s > 0,
+            stop_timeout_s=STOP_TIMEOUT_S,
+        )
     )
+    return found
 
 
 def _broker(broker: Broker, scenario: Scenario, durable_topics: list[str], recorded: Recorded | None) -> Process:

@@ -73,6 +73,9 @@ class Controller(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ping_interval_ms: float = 250.0
     """Between two pings of a measurement, in milliseconds. Scaled-down runs shorten it with the rest."""
 
+    settings: dict[str, Any] = {}
+    """How it looks after owned topics: as in the section ``[controller]`` of its configuration file."""
+
     start_s: float = 0.0
     """When it starts, in seconds after the start of the scenario; 0 is before everything else."""
 
