@@ -21,6 +21,9 @@ EXPERIMENTS: dict[str, str] = {
     "iov": "nearcast.experiments.iov:Iov",
     "tradeoff": "nearcast.experiments.tradeoff:Tradeoff",
     "group-rules": "nearcast.experiments.group_rules:GroupRules",
+    "migration": "nearcast.experiments.migration:Migration",
+    "uav": "nearcast.experiments.uav:Uav",
+    "mmog": "nearcast.experiments.mmog:Mmog",
 }
 
 
