@@ -290,6 +290,7 @@ class Ownership(Part):
             for part in stretch(publication, begin - who.sequence, count):
                 if topic.has_no_local and who.origin == self.fabric.name:
                     part.fenced = _only(topic.publisher_of(begin))
+                topic.ordered += part.count
                 self.fabric.channels.bridge(peer, part, errand.rest, now)
 
     def _take_in(self, peer: Peer, topic: OwnedTopic, publication: Publication, errand: OwnerErrand, now: float) -> None:
@@ -404,6 +405,7 @@ class Ownership(Part):
         self, topic: OwnedTopic, publication: Publication, was: int, flags: int, who: Identity | None, now: float
     ) -> None:
         route = self._router.route_for(topic.name)
+        topic.ordered += publication.count
         if who is None:
             if topic.has_no_local:
                 publication.fenced = _only(topic.publisher_of(was))
