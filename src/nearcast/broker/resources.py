@@ -53,9 +53,13 @@ class Resources:
         self._process_seconds = process_seconds
         self._root = root
         self.limits = granted(root)
-        self._sampled_at = monotonic()
-        self._thread_before = thread_seconds()
-        self._process_before = process_seconds()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on, in the thread that calls this."""
+        self._sampled_at = self._monotonic()
+        self._thread_before = self._thread_seconds()
+        self._process_before = self._process_seconds()
 
     def sample(self) -> None:
         """Bring ``cpu`` (since the last call) and ``memory`` up to date."""

@@ -93,11 +93,17 @@ class OwnedTopic(RouteWatch):
         #: A hand-over under way: the order's number and when it came. -1: none.
         self.order = -1
         self.ordered_at = 0.0
-        # For telemetry (:mod:`nearcast.fabric.telemetry`).
+        # For telemetry (:mod:`nearcast.fabric.telemetry`): who published here, how much, how many messages went to
+        # subscribers here; and the same as of the last report.
         self.producers: dict[int, float] = {}
         self.gateway_producers: dict[tuple[str, str], tuple[float, float]] = {}
         self.messages = 0
         self.bytes = 0
+        self.ordered = 0
+        self.reported_at = 0.0
+        self.reported_messages = 0
+        self.reported_bytes = 0
+        self.reported_ordered = 0
         self.used_at = 0.0
         #: Whether clients here do not want their own messages back; by number of the first message: how many, whose.
         self.has_no_local = False
@@ -135,7 +141,9 @@ class OwnedTopic(RouteWatch):
         self.used_at = now
         self.messages += publication.count
         self.bytes += len(publication.packets)
-        if self.parks and not self.way:
+        if self.state == OWNER and not self.parks:
+            self.ordered += publication.count
+        elif self.parks and not self.way:
             self._ownership.parks(self, now)
         if publisher is not None:
             if now - self.producers.get(publisher.number, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:

@@ -170,6 +170,8 @@ class Router:
         self.sharing: Sharing | None = None
         self.classes: Classes | None = None
         self.next_sequence = 1
+        #: Who wants to know what clients publish in a topic, whatever becomes of it.
+        self.watches: dict[bytes, RouteWatch] = {}
         self._routes: dict[bytes, Route] = {}
 
     def remembered(self, topic: bytes) -> Route | None:
@@ -214,7 +216,7 @@ class Router:
         classes = self.classes
         reach = FABRIC if classes is None else classes.reach(route.topic)
         route.way = None
-        route.watch = None
+        route.watch = self.watches.get(route.topic)
         if classes is not None and reach == OWNED_REACH:
             classes.direct(route)
         elif classes is not None and reach != FABRIC:
