@@ -58,7 +58,9 @@ SUBCOMMANDS = (
     Subcommand("class", "nearcast.cli.status", "Show or change which topics are of which class."),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
-    Subcommand("topic", "nearcast.cli.topic", "Keep topics in a log, and read them by index or time.", group=True),
+    Subcommand(
+        "topic", "nearcast.cli.topic", "Keep topics in a log, read them by index or time; say who owns them.", group=True
+    ),
     Subcommand("simulate", "nearcast.cli.simulate", "Run a deployment in virtual time, with faults; replay by seed."),
     Subcommand("wan", "nearcast.cli.wan", "Run real programs on an emulated wide-area network.", group=True),
     Subcommand("experiment", "nearcast.cli.experiment", "Run an experiment by name and hold it to its bars."),

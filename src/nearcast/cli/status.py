@@ -60,6 +60,8 @@ def status(
         console.print(Text("draining: ", style="yellow") + plain(", ".join(summary["draining"])))
     ended = ", ".join(f"{count:,} {state}" for state, count in sorted(summary["moves"].items())) or "none yet"
     console.print(Text(f"moves: {ended}; {summary['pending_moves']} pending"))
+    if summary["owned_topics"] or summary["migrations"]:
+        console.print(Text(_topics_line(summary)))
     looked = span(summary["reconfigured_seconds_ago"])
     console.print(Text(f"looked for better places {looked} ago, {summary['reconfigurations']:,} times", style="dim"))
     if found_moves:
@@ -71,6 +73,12 @@ def status(
     if found_clients is not None:
         console.print()
         console.print(_clients_table(found_clients))
+
+
+def _topics_line(summary: dict[str, Any]) -> str:
+    ended = ", ".join(f"{count:,} {state}" for state, count in sorted(summary["migrations"].items())) or "none yet"
+    line = f"{counted(summary['owned_topics'], 'owned topic')}; migrations: {ended}; {summary['pending_migrations']:,} pending"
+    return line if summary["planner"] == "own" else f"{line}; planner: {summary['planner']}"
 
 
 def _all_clients(controller: ControllerClient) -> list[dict[str, Any]]:
@@ -241,7 +249,7 @@ def drain(
     ca: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Empty a broker of its gateways' clients before it is stopped, at a pace, and send it nobody.
+    """Empty a broker of its gateways' clients, at a pace, and of the topics it owns, before it is stopped.
 
     Clients that are connected to it without a gateway stay until it stops.
 
@@ -258,7 +266,7 @@ def drain(
     else:
         found = controller.send("POST", f"{path}/drain", {"clients_per_second": rate})
     deadline = time.monotonic() + wait
-    while not stop and found["clients_to_move"] and time.monotonic() < deadline:
+    while not stop and (found["clients_to_move"] or found["topics_owned"]) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         found = controller.get(path)
     direct = found["connections"] - found["gateway_connections"]
@@ -266,20 +274,24 @@ def drain(
         print_json(found)
     elif stop:
         typer.echo(f"{broker} gets clients again")
-    elif found["clients_to_move"]:
-        typer.echo(f"{broker} is being drained: {counted(found['clients_to_move'], 'client')} to move")
+    elif found["clients_to_move"] or found["topics_owned"]:
+        topics = f", {counted(found['topics_owned'], 'topic')} to hand over" if found["topics_owned"] else ""
+        typer.echo(f"{broker} is being drained: {counted(found['clients_to_move'], 'client')} to move{topics}")
     else:
         stay = "stays" if direct == 1 else "stay"
         rest = f"; {counted(direct, 'client')} without a gateway {stay} until it stops" if direct > 0 else ""
         typer.echo(f"{broker} has no client of a gateway and gets none{rest}")
-    if wait and found["clients_to_move"]:
+    if wait and (found["clients_to_move"] or found["topics_owned"]):
         raise typer.Exit(1)
 
 
 def topic_class(
     topic_filter: Annotated[str | None, typer.Argument(help="Topics, as in a subscription; without: list all rules.")] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="[CLASS]", help="bridged, local, broadcast or broadcast-filtered.")
+        str | None, typer.Argument(metavar="[CLASS]", help="bridged, local, broadcast, broadcast-filtered or owned.")
+    ] = None,
+    max_latency_ms: Annotated[
+        float | None, typer.Option(metavar="MS", help="Class owned: bound from a publisher to its farthest subscriber.")
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the rule of these topics.")] = False,
     api: Api = DEFAULT_API,
@@ -292,30 +304,34 @@ def topic_class(
 
     bridged: a message goes to every broker that has a subscriber. local: it never leaves the broker it was published at.
     broadcast: it goes to every broker of the group, and to other groups through the cloud broker (`nearcast groups`).
-    broadcast-filtered: the same, but inside the group only to brokers that have a subscriber.
+    broadcast-filtered: the same, but inside the group only to brokers that have a subscriber. owned: one broker at a time orders
+    its messages, and the controller places it (`nearcast topic` has more for these).
 
     Example: nearcast class 'machines/+/raw/#' local --fabric-secret secret
     """
     if remove and (topic_filter is None or name is not None):
         raise typer.BadParameter("--remove takes the topics of a rule, and nothing else")
     if topic_filter is not None and name is None and not remove:
-        raise typer.BadParameter("say which class: bridged, local, broadcast or broadcast-filtered, or --remove")
+        raise typer.BadParameter("say which class: bridged, local, broadcast, broadcast-filtered or owned, or --remove")
     controller = ControllerClient(api, fabric_secret, token_file, ca)
     if topic_filter is None:
         rules = controller.get("/classes")
     elif remove:
         rules = controller.send("DELETE", f"/classes?topic_filter={urllib.parse.quote(topic_filter, safe='')}")
     else:
-        rules = controller.send("PUT", "/classes", {"topic_filter": topic_filter, "topic_class": name})
+        rule = {"topic_filter": topic_filter, "topic_class": name, "max_latency_ms": max_latency_ms or 0.0}
+        rules = controller.send("PUT", "/classes", rule)
     if as_json:
         print_json(rules)
         return
     if not rules:
         typer.echo("no rules: every topic is bridged")
         return
-    table = new_table("Topics", "Class")
+    bounded = any(rule["max_latency_ms"] for rule in rules)
+    table = new_table("Topics", "Class", *(("Bound",) if bounded else ()))
     for rule in rules:
-        table.add_row(plain(rule["topic_filter"]), rule["topic_class"])
+        bound = f"{rule['max_latency_ms']:g} ms" if rule["max_latency_ms"] else "-"
+        table.add_row(plain(rule["topic_filter"]), rule["topic_class"], *((bound,) if bounded else ()))
     open_console().print(table)
 
 

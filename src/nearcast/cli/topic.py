@@ -1,7 +1,8 @@
 """``nearcast topic``: durable topics and taps from the command line: make them, look at them, read them, write to them.
 
-Everything here goes through a broker's bulk port; :class:`nearcast.client.blocking_topics.BlockingTopics` does the same from
-Python. Results go to stdout, words for people to stderr, so that either can be piped.
+What is kept goes through a broker's bulk port; :class:`nearcast.client.blocking_topics.BlockingTopics` does the same from
+Python. Who owns a topic is the controller's to say (:mod:`nearcast.cli.topic_owned`): ``list`` and ``show`` ask it as well, if
+the user has what it asks for. Results go to stdout, words for people to stderr, so that either can be piped.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nearcast.cli import connection as shared
 from nearcast.cli import topic_connection as common
 from nearcast.cli import topic_display as display
+from nearcast.cli import topic_owned as owned
 from nearcast.cli import topic_rules
+from nearcast.cli.controller_client import DEFAULT_API, Api, ControllerClient, Secret, TokenFile
 from nearcast.cli.quantities import parse_time
+from nearcast.cli.topic_sources import Sources
 from nearcast.client import Properties
 from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.records import KeptRule, Place, Record, TopicState
+from nearcast.config import TopicRule
 from nearcast.errors import ConfigError, NearcastError, TopicUnknown
 from nearcast.mqtt.topics import overlaps
 from nearcast.topiclog.conversation import MissingRecords
@@ -31,6 +36,7 @@ from nearcast.topiclog.rules import RuleTable
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 topic_rules.register(app)
+owned.register(app)
 
 LOOK = "Look"
 WRITE = "Write"
@@ -50,6 +56,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A topic.")]
 def list_topics(
     topic: Annotated[str | None, typer.Argument(metavar="[FILTER]", help="Only what this filter matches.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Topics shown.")] = 100,
+    durable: Annotated[bool, typer.Option("--durable", help="Only what the broker's log keeps.")] = False,
+    only_owned: Annotated[bool, typer.Option("--owned", help="Only topics that have an owner.")] = False,
+    violated: Annotated[bool, typer.Option("--violated", help="Only owned topics above their latency bound.")] = False,
     as_json: common.AsJson = False,
     url: common.Url = common.DEFAULT_URL,
     user: shared.User = None,
@@ -58,26 +67,69 @@ def list_topics(
     certificate: shared.CertificateFile = None,
     key: shared.KeyFile = None,
     insecure: shared.Insecure = False,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """List the rules by which topics are kept, and the topics in the log.
+    """List the rules by which topics are kept, and the topics in the log; with the fabric's secret, owned topics, too.
 
     Example: nearcast topic list 'sensors/#'
+
+    Example: nearcast topic list --owned --fabric-secret secret
     """
-    with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
-        rules: list[KeptRule] = topics.rules()
-        states = topics.topics(*([topic] if topic is not None else []))
-    # A topic that was deleted leaves its name, by which its index goes on: that is nothing to look at.
-    table = RuleTable(rules)
-    states = sorted(
-        (state for state in states if state.count or table.match(state.topic.encode()) is not None),
-        key=lambda state: state.topic,
-    )
-    rules = [rule for rule in rules if topic is None or overlaps(rule.topic, topic)]
+    only_owned = only_owned or violated
+    if durable and only_owned:
+        raise typer.BadParameter("--durable and --owned do not go together: without them, both are listed")
+    sources = Sources(only_owned=only_owned, only_kept=durable, secret=fabric_secret, token_file=token_file)
+
+    def ask_log() -> tuple[list[KeptRule], list[TopicState]]:
+        with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
+            rules: list[KeptRule] = topics.rules()
+            states = topics.topics(*([topic] if topic is not None else []))
+        # A topic that was deleted leaves its name, by which its index goes on: that is nothing to look at.
+        table = RuleTable(rules)
+        states = [state for state in states if state.count or table.match(state.topic.encode()) is not None]
+        rules = [rule for rule in rules if topic is None or overlaps(rule.topic, topic)]
+        return rules, sorted(states, key=lambda state: state.topic)
+
+    def ask_controller() -> dict[str, Any]:
+        return owned.owned_topics(ControllerClient(api, fabric_secret, token_file, ca), topic, violated, limit)
+
+    kept = sources.log(ask_log)
+    found = sources.controller(ask_controller)
+    sources.finish()
     if as_json:
-        common.print_json(
-            {"rules": [display.rule_fields(rule) for rule in rules], "topics": [display.state_fields(item) for item in states]}
-        )
+        content: dict[str, Any] = {}
+        if kept is not None:
+            content["rules"] = [display.rule_fields(rule) for rule in kept[0]]
+            content["topics"] = [display.state_fields(item) for item in kept[1]]
+        if found is not None:
+            content["owned"] = found
+        common.print_json(content)
         return
+    any_kept = kept is not None and bool(kept[0] or kept[1])
+    any_owned = found is not None and bool(found["rules"] or found["topics"])
+    if kept is not None and any_kept:
+        _print_kept(*kept, limit)
+    if any_kept and any_owned:
+        typer.echo()
+    if found is not None and any_owned:
+        owned.print_owned(found)
+    if not any_kept and not any_owned:
+        typer.echo(_nothing(topic, owned=only_owned, violated=violated))
+
+
+def _nothing(topic: str | None, *, owned: bool, violated: bool) -> str:
+    of = "" if topic is None else f" of `{topic}`"
+    if violated:
+        return f"no topic{of} is above its bound"
+    if owned:
+        return f"no topic{of} is owned: `nearcast topic create {topic or 'NAME'} --class owned` changes that"
+    what = f"nothing{of}" if of else "no topics"
+    return f"the log keeps {what}: `nearcast topic create {topic or 'NAME'} --durable` changes that"
+
+
+def _print_kept(rules: list[KeptRule], states: list[TopicState], limit: int) -> None:
     console = common.console()
     if rules:
         console.print(display.rules_table(rules))
@@ -89,9 +141,6 @@ def list_topics(
             typer.echo(f"... and {len(states) - limit:,} more: name a filter, or --limit {len(states)}")
     elif rules:
         typer.echo("nothing was published to these yet")
-    if not rules and not states:
-        what = "no topics" if topic is None else f"nothing of `{topic}`"
-        typer.echo(f"the log keeps {what}: `nearcast topic create {topic or 'NAME'} --durable` changes that")
 
 
 @app.command(rich_help_panel=LOOK, no_args_is_help=True)
@@ -105,33 +154,55 @@ def show(
     certificate: shared.CertificateFile = None,
     key: shared.KeyFile = None,
     insecure: shared.Insecure = False,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """Show a topic: its indexes, size, rate, times, and the rule that keeps it.
+    """Show a topic: its indexes, size, rate, times and the rule that keeps it; with the fabric's secret, its owner, too.
 
     Example: nearcast topic show sensors/door
     """
     common.refuse_wildcards(topic, "show", "`nearcast topic list` takes filters")
+    sources = Sources(only_owned=False, only_kept=False, secret=fabric_secret, token_file=token_file)
     now = common.now()
-    with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
-        rule = RuleTable(topics.rules()).match(topic.encode())
-        state = next((item for item in topics.topics(topic) if item.topic == topic), None)
-        if state is None and rule is None:
-            raise TopicUnknown(topic, common.not_kept(topic))
-        if state is None:
-            state = TopicState(topic, 1, 1, 0, 0, 0)
-        minute_ago = topics.indexes_at(topic, int((now.timestamp() - 60) * 1_000_000)).get(topic, state.next_index)
-    last_minute = max(0, state.next_index - minute_ago)
+
+    def ask_log() -> tuple[TopicState, TopicRule | None, int]:
+        with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
+            rule = RuleTable(topics.rules()).match(topic.encode())
+            state = next((item for item in topics.topics(topic) if item.topic == topic), None)
+            if state is None and rule is None:
+                raise TopicUnknown(topic, common.not_kept(topic))
+            if state is None:
+                state = TopicState(topic, 1, 1, 0, 0, 0)
+            minute_ago = topics.indexes_at(topic, int((now.timestamp() - 60) * 1_000_000)).get(topic, state.next_index)
+        return state, rule, max(0, state.next_index - minute_ago)
+
+    def ask_controller() -> dict[str, Any]:
+        return owned.find_owned(ControllerClient(api, fabric_secret, token_file, ca), topic)
+
+    kept = sources.log(ask_log)
+    found = sources.controller(ask_controller)
+    sources.finish(quietly=True)  # most topics are only kept, or only owned
     if as_json:
-        common.print_json(
-            {
+        content: dict[str, Any] = {"topic": topic}
+        if kept is not None:
+            state, rule, last_minute = kept
+            content |= {
                 **display.state_fields(state),
                 "records_last_minute": last_minute,
                 "records_per_second": display.average_rate(state),
                 "rule": None if rule is None else display.rule_fields(rule),
             }
-        )
+        if found is not None:
+            content["owned"] = found
+        common.print_json(content)
         return
-    common.console().print(display.topic_details(state, rule, last_minute, now))
+    if kept is not None:
+        common.console().print(display.topic_details(*kept, now))
+    if kept is not None and found is not None:
+        typer.echo()
+    if found is not None:
+        common.console().print(owned.owned_details(found))
 
 
 @app.command(rich_help_panel=LOOK, no_args_is_help=True)

@@ -1,4 +1,4 @@
-"""``nearcast topic create``, ``tap`` and ``delete``: which topics a broker keeps."""
+"""``nearcast topic create``, ``tap`` and ``delete``: which topics a broker keeps, and which are of which class."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 from nearcast.cli import connection as shared
 from nearcast.cli import topic_connection as common
 from nearcast.cli import topic_display as display
+from nearcast.cli import topic_owned as owned
+from nearcast.cli.controller_client import DEFAULT_API, Api, ControllerClient, Secret, TokenFile
 from nearcast.cli.quantities import parse_count, parse_duration, parse_size, show_size
 from nearcast.client.blocking_topics import BlockingTopics
 from nearcast.client.records import TopicState
@@ -18,7 +20,7 @@ from nearcast.errors import NearcastError
 from nearcast.topiclog.rules import RuleTable
 
 KEEP = "What is kept"
-CHANGE = "Change what is kept"
+CHANGE = "Make and delete"
 
 Filter = Annotated[str, typer.Argument(metavar="NAME|PATTERN", help="A topic, or a filter such as 'sensors/#'.")]
 MaxRecords = Annotated[
@@ -30,18 +32,20 @@ MaxAge = Annotated[str | None, typer.Option(metavar="TIME", help="How long: 7d, 
 
 def create(
     topic: Filter,
-    durable: Annotated[  # said by those who like to be plain; there is nothing else to create so far
+    durable: Annotated[
         bool,
         typer.Option(
             "--durable",
-            help="Acknowledge messages once they are on disk; so without it, too.",
+            help="Acknowledge messages once they are on disk; so without --class, too.",
             show_default=False,
             rich_help_panel=KEEP,
         ),
-    ] = True,
+    ] = False,
     max_records: MaxRecords = None,
     max_bytes: MaxBytes = None,
     max_age: MaxAge = None,
+    topic_class: owned.TopicClass = None,
+    max_latency_ms: owned.MaxLatency = None,
     as_json: common.AsJson = False,
     url: common.Url = common.DEFAULT_URL,
     user: shared.User = None,
@@ -50,16 +54,34 @@ def create(
     certificate: shared.CertificateFile = None,
     key: shared.KeyFile = None,
     insecure: shared.Insecure = False,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """Make topics durable: keep their messages in the broker's log, each with an index.
+    """Make topics durable (a broker keeps their messages, each with an index), or give them a class in the fabric.
 
-    Without a bound everything is kept. Asked again with other bounds, those hold from then on.
+    Without a bound everything is kept. Asked again with other bounds, those hold from then on. Topics of class owned have one
+    broker at a time that orders their messages; the controller moves them so that --max-latency-ms holds.
 
     Example: nearcast topic create 'sensors/#' --durable --max-age 7d --max-bytes 10GB
+
+    Example: nearcast topic create 'swarm/#' --class owned --max-latency-ms 40
     """
-    rule = TopicRule(topic=topic, retention=_retention(max_records, max_bytes, max_age))
-    with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
-        _make(topics, rule, as_json)
+    kept = max_records is not None or max_bytes is not None or max_age is not None
+    if max_latency_ms is not None and topic_class is None:
+        raise typer.BadParameter("--max-latency-ms is for topics of --class owned")
+    if topic_class is None or durable:
+        rule = TopicRule(topic=topic, retention=_retention(max_records, max_bytes, max_age))
+        with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
+            _make(topics, rule, as_json and topic_class is None)
+    elif kept:
+        raise typer.BadParameter("--max-records, --max-bytes and --max-age are about --durable topics")
+    if topic_class is not None:
+        made = owned.put_rule(ControllerClient(api, fabric_secret, token_file, ca), topic, topic_class, max_latency_ms)
+        if as_json:
+            common.print_json(made)
+        else:
+            typer.echo(owned.rule_words(made))
 
 
 def tap(
@@ -92,6 +114,10 @@ def delete(
     keep_records: Annotated[
         bool, typer.Option("--keep-records", help="Only stop keeping new messages; leave those in the log.")
     ] = False,
+    class_rule: Annotated[
+        bool,
+        typer.Option("--class", help="Take away their class instead: the controller's rule.", rich_help_panel=owned.FABRIC),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: common.AsJson = False,
     url: common.Url = common.DEFAULT_URL,
@@ -101,11 +127,25 @@ def delete(
     certificate: shared.CertificateFile = None,
     key: shared.KeyFile = None,
     insecure: shared.Insecure = False,
+    api: Api = DEFAULT_API,
+    fabric_secret: Secret = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Delete a rule that create or tap made, and the records that no other rule keeps. Indexes are never used again.
 
     Example: nearcast topic delete 'sensors/#'
+
+    Example: nearcast topic delete 'swarm/#' --class
     """
+    if class_rule:
+        if keep_records:
+            raise typer.BadParameter("--keep-records is about durable topics, --class is not")
+        owned.remove_rule(ControllerClient(api, fabric_secret, token_file, ca), topic)
+        if as_json:
+            common.print_json({"topic": topic, "outcome": "deleted"})
+        else:
+            typer.echo(f"no rule gives {topic} a class any more")
+        return
     with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:
         gone = [] if keep_records else _kept_by_nothing_else(topics, topic)
         records = sum(state.count for state in gone)

@@ -16,10 +16,14 @@ from nearcast.fabric.control import (
     Member,
     Node,
     Registrant,
+    Registration,
     Report,
 )
+from nearcast.fabric.directory_client import ControllerDirectory
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.group_facts import group_facts
+from nearcast.fabric.owner_records import MigrateOrder, Owner
+from nearcast.fabric.parts import FOREVER
 from nearcast.fabric.trunks import Channel
 
 MAX_SESSIONS_LISTED: Final = 20_000
@@ -33,6 +37,7 @@ class BrokerNode(Registrant):
 
     def __init__(self, fabric: Fabric, describe: Callable[[], Node], *, durable: bool) -> None:
         self._fabric = fabric
+        self._directory: ControllerDirectory | None = None
         self._describe = describe
         self._durable = durable
         self._addresses: dict[str, str] = {}
@@ -43,6 +48,10 @@ class BrokerNode(Registrant):
         self.classes_fault = ""
         """Why the controller's topic classes cannot be used here, if so: it may be of a later version."""
 
+    def attached(self, registration: Registration) -> None:
+        self._directory = ControllerDirectory(registration, self._fabric.ownership, self._fabric.name)
+        self._fabric.ownership.directory = self._directory
+
     def node(self) -> Node:
         return self._describe()
 
@@ -52,6 +61,26 @@ class BrokerNode(Registrant):
     def registered(self, controller: str, now: float) -> None:
         self._reported.clear()
         self._whole = True
+        if self._directory is not None:
+            self._directory.registered(now)
+
+    def owners(self, owners: tuple[Owner, ...], now: float) -> None:
+        if self._directory is not None:
+            self._directory.owners(owners, now)
+
+    def migrate(self, order: MigrateOrder, now: float) -> None:
+        self._fabric.ownership.migrate(order, now)
+
+    def settle(self, now: float) -> None:
+        if self._directory is not None:
+            self._directory.settle(now)
+
+    def tick(self, now: float) -> None:
+        if self._directory is not None:
+            self._directory.tick(now)
+
+    def next_deadline(self) -> float:
+        return FOREVER if self._directory is None else self._directory.next_deadline()
 
     def members(self, changed: tuple[Member, ...], gone: tuple[Departure, ...], now: float) -> None:
         fabric = self._fabric
@@ -72,7 +101,11 @@ class BrokerNode(Registrant):
 
     def classes(self, rules: ClassRules, now: float) -> None:
         try:
-            self._fabric.classes.replace([(rule.topic_filter, rule.topic_class) for rule in rules.rules], rules.stamp)
+            self._fabric.classes.replace(
+                [(rule.topic_filter, rule.topic_class) for rule in rules.rules],
+                rules.stamp,
+                {rule.topic_filter: rule.max_latency_ms for rule in reversed(rules.rules) if rule.max_latency_ms},
+            )
             self.classes_fault = ""
         except ConfigError as error:
             self.classes_fault = str(error)
@@ -80,7 +113,9 @@ class BrokerNode(Registrant):
     def class_rules(self) -> ClassRules:
         """The rules in use, to register with."""
         classes = self._fabric.classes
-        return ClassRules(classes.stamp, tuple(ClassRule(topic, topic_class) for topic, topic_class in classes.rules))
+        bounds = classes.bounds
+        rules = [ClassRule(topic, topic_class, bounds.get(topic, 0.0)) for topic, topic_class in classes.rules]
+        return ClassRules(classes.stamp, tuple(rules))
 
     def draining(self, draining: bool, now: float) -> None:
         self.is_draining = draining

@@ -42,6 +42,7 @@ from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
 from nearcast.membership.packets import ACCEPTED
 from nearcast.mqtt import reasons
+from nearcast.mqtt.topics import covers
 from nearcast.placement.assignment import BrokerState, GatewayState, Network, Policy, ranking, reconfigure
 
 SOON_S: Final = 0.5
@@ -493,7 +494,8 @@ class Controller(LinkUser):
         return sum(gateway.report.brokers.get(entry.name, 0) for gateway in self.gateways())
 
     def set_class(self, topic_filter: str, topic_class: str, now: float, max_latency_ms: float = 0.0) -> ClassRules:
-        """Topics of this filter are of this class from now on; a rule of the same filter keeps its place."""
+        """Topics of this filter are of this class from now on. A rule of the same filter keeps its place; a new one comes before
+        those that are wider, which would decide otherwise."""
         fault = class_fault(topic_filter, topic_class) or bound_fault(topic_class, max_latency_ms)
         if fault or topic_filter.startswith("$share/"):
             raise Refused(f"topic class of {topic_filter!r}: {fault or 'a shared subscription has none, its topics do'}")
@@ -505,7 +507,8 @@ class Controller(LinkUser):
         if places:
             rules[places[0]] = rule
         else:
-            rules.append(rule)
+            wider = (place for place, other in enumerate(rules) if covers(other.topic_filter, topic_filter))
+            rules.insert(next(wider, len(rules)), rule)
         return self._change_rules(tuple(rules), now)
 
     def remove_class(self, topic_filter: str, now: float) -> ClassRules:

@@ -496,12 +496,14 @@ def test_plans_of_others_are_refused_unless_the_configuration_wants_them() -> No
 # --- rules ----------------------------------------------------------------------------------------------------------------
 
 
-def test_bounds_come_from_the_first_rule_that_matches() -> None:
+def test_an_exception_comes_before_the_rule_that_it_is_one_of() -> None:
     net = three()
     net.controller.set_class("swarm/fast", "owned", net.now, 10.0)
-    assert net.manager.bound_of("swarm/fast") == 40.0, "swarm/# was there first"
-    net.controller.remove_class("swarm/#", net.now)
-    assert (net.manager.bound_of("swarm/fast"), net.manager.bound_of("swarm/1")) == (10.0, 0.0)
+    net.controller.set_class("#", "owned", net.now, 500.0)
+    bounds = [net.manager.bound_of(topic) for topic in ("swarm/fast", "swarm/1", "else")]
+    assert bounds == [10.0, 40.0, 500.0]
+    net.controller.remove_class("swarm/fast", net.now)
+    assert net.manager.bound_of("swarm/fast") == 40.0
 
 
 @pytest.mark.parametrize(
