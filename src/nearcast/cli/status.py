@@ -304,8 +304,8 @@ def topic_class(
 
     bridged: a message goes to every broker that has a subscriber. local: it never leaves the broker it was published at.
     broadcast: it goes to every broker of the group, and to other groups through the cloud broker (`nearcast groups`).
-    broadcast-filtered: the same, but inside the group only to brokers that have a subscriber. owned: one broker at a time orders
-    its messages, and the controller places it (`nearcast topic` has more for these).
+    broadcast-filtered: the same, but inside the group only to brokers that have a subscriber. owned: one broker at a time
+    orders its messages, and the controller places it (`nearcast topic` has more for these).
 
     Example: nearcast class 'machines/+/raw/#' local --fabric-secret secret
     """

@@ -494,8 +494,8 @@ class Controller(LinkUser):
         return sum(gateway.report.brokers.get(entry.name, 0) for gateway in self.gateways())
 
     def set_class(self, topic_filter: str, topic_class: str, now: float, max_latency_ms: float = 0.0) -> ClassRules:
-        """Topics of this filter are of this class from now on. A rule of the same filter keeps its place; a new one comes before
-        those that are wider, which would decide otherwise."""
+        """Topics of this filter are of this class from now on. A rule of the same filter keeps its place; a new one comes
+        before those that are wider, which would decide otherwise."""
         fault = class_fault(topic_filter, topic_class) or bound_fault(topic_class, max_latency_ms)
         if fault or topic_filter.startswith("$share/"):
             raise Refused(f"topic class of {topic_filter!r}: {fault or 'a shared subscription has none, its topics do'}")
