@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from nearcast.broker.grouping import Grouping
 from nearcast.broker.probing import Probing
 from nearcast.broker.registering import Registering
+from nearcast.broker.reporting import Reporting
 from nearcast.broker.spool_files import SPOOL, SpoolFiles
 from nearcast.config import LINK_KINDS, BrokerConfig
 from nearcast.errors import ConfigError, StorageUnavailable
@@ -80,6 +81,8 @@ class Links:
         self.grouping: Grouping | None = None
         if settings.controller:
             self.registering = Registering(broker, self.fabric, self.probing)
+        registration = None if self.registering is None else self.registering.registration
+        self.reporting = Reporting(broker, self.fabric, self.probing.gossip, registration, self.flush)
         if settings.groups.cloud:
             self.grouping = Grouping(broker, self.fabric.broadcast, self.probing, self.flush)
 
@@ -132,6 +135,7 @@ class Links:
             self.fabric.dial(settings.controller, now)
         if self.grouping is not None:
             self.grouping.start(self.fabric.routes.address, now)
+        self.reporting.start()
         self.fabric.tick(now)
         self.flush()
 
@@ -223,6 +227,7 @@ class Links:
 
     def cut(self) -> None:
         """End everything at once; the machines hear nothing."""
+        self.reporting.close()
         self.sockets.cut_all()
         if self.grouping is not None:
             self.grouping.socket.cut()
@@ -230,6 +235,7 @@ class Links:
 
     def abort(self) -> None:
         """End everything at once."""
+        self.reporting.close()
         self.sockets.abort_all()
         if self.grouping is not None:
             self.grouping.socket.abort()
@@ -257,6 +263,7 @@ class Links:
             "fabric_brokers": (len(peers), "Other brokers known, up or away."),
             "fabric_brokers_up": (sum(peer.up for peer in peers), "Other brokers that can be reached."),
             "fabric_gateways": (sum(link.role == "gateway" for link in up), "Gateways that are connected."),
+            **self.reporting.gauges(),
             **({} if self.grouping is None else self.grouping.gauges()),
         }
 
@@ -278,6 +285,7 @@ class Links:
             "fabric_moves_in": (fabric.handover.arrivals.installed, "Sessions taken over from another broker."),
             "fabric_moves_failed": (fabric.handover.departures.failed, "Sessions that were to leave and stayed."),
             "fabric_moves_back": (fabric.handover.departures.thawed, "Clients brought back because their new broker failed."),
+            **self.reporting.counters(),
             **({} if self.grouping is None else self.grouping.counters()),
         }
 

@@ -12,12 +12,13 @@ latency. Where this broker does not know its own coordinate, nobody has a place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nearcast.coordinates.coordinate import Coordinate
 from nearcast.fabric.crowds import Anchor, Gathering
 from nearcast.fabric.owned_topics import OwnedTopic
 from nearcast.fabric.parts import FOREVER
+from nearcast.fabric.places import Agent, own_place
 from nearcast.fabric.trunks import Channel, Trunk
 from nearcast.mqtt.session import Session
 
@@ -39,15 +40,6 @@ MEASURE_S: Final = 15.0
 
 Witness = Callable[[OwnedTopic, str, int, Anchor, float], None]
 """Told of every client that has a place: topic, client identifier, role, what it is connected through, latency to that."""
-
-
-class Agent(Protocol):
-    """Coordinates, as :class:`nearcast.membership.gossip.Gossip` has them."""
-
-    @property
-    def coordinate(self) -> Coordinate: ...
-
-    def coordinate_of(self, name: str, /) -> Coordinate | None: ...
 
 
 class Audience:
@@ -73,7 +65,7 @@ class Audience:
         """Places as they are now."""
         fabric = self._fabric
         self.witness = witness
-        self.own = None if self._agent is None else self._agent.coordinate
+        self.own = own_place(self._agent)
         self._here = None if self.own is None else Anchor(fabric.name, self.own, True)
         self._anchors.clear()
         self._owners.clear()

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Protocol
 
-from nearcast.coordinates.coordinate import Coordinate
+from nearcast.coordinates.coordinate import LEAST_HEIGHT_MS, Coordinate
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.tunnels import Channel, Tunnel
@@ -52,6 +52,23 @@ Also how many of them a broker remembers of a gateway."""
 
 _FLOAT_BYTES: Final = 8
 _BESIDE_VECTOR: Final = 3
+
+
+class Agent(Protocol):
+    """Coordinates, as :class:`nearcast.membership.gossip.Gossip` has them."""
+
+    @property
+    def coordinate(self) -> Coordinate: ...
+
+    def coordinate_of(self, name: str, /) -> Coordinate | None: ...
+
+
+def own_place(agent: Agent | None) -> Coordinate | None:
+    """Where a node is itself; none while it has heard nobody and is where every node begins."""
+    if agent is None:
+        return None
+    coordinate = agent.coordinate
+    return coordinate if coordinate.height != LEAST_HEIGHT_MS or any(coordinate.vector) else None
 
 
 def pack_coordinate(coordinate: Coordinate) -> bytes:
@@ -121,10 +138,10 @@ class LineMemory:
 
 
 class PlaceTeller:
-    """See the module. ``coordinate`` says where this gateway is, if that is known; a driver with an agent sets it."""
+    """See the module. ``agent`` knows where this gateway is; a driver that has one sets it."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.coordinate: Callable[[], Coordinate | None] | None = None
+        self.agent: Agent | None = None
         self._gateway = gateway
         self._next_at = 0.0
         self._around: list[Tunnel] = []
@@ -148,7 +165,7 @@ class PlaceTeller:
         if not gateway.lines:
             return
         self._measure()
-        coordinate = None if self.coordinate is None else self.coordinate()
+        coordinate = own_place(self.agent)
         for line in gateway.lines.values():
             self._tell(line, coordinate, now)
 

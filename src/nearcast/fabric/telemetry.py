@@ -22,12 +22,13 @@ import msgspec
 
 from nearcast.coordinates.coordinate import Coordinate
 from nearcast.fabric import frames
-from nearcast.fabric.audience import Agent, Audience
+from nearcast.fabric.audience import Audience
 from nearcast.fabric.crowds import DIGITS, Anchor, Gathering
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
 from nearcast.fabric.owned_topics import OwnedTopic
 from nearcast.fabric.parts import FOREVER
+from nearcast.fabric.places import Agent, own_place
 from nearcast.telemetry.records import (
     BrokerReport,
     ClientReport,
@@ -219,10 +220,11 @@ class TelemetryReporter:
             shares.sample()
         if not self._is_wanted(BROKER):
             return
+        own = own_place(self._agent)
         report = BrokerReport(
             broker=self._fabric.name,
             time=self._wall(now),
-            coordinate=None if self._agent is None else place_of(self._agent.coordinate),
+            coordinate=None if own is None else place_of(own),
             cpu=0.0 if shares is None else round(shares.cpu, DIGITS),
             memory=0.0 if shares is None else round(shares.memory, DIGITS),
             network=round(min(1.0, max(rates[2], rates[3]) / self._settings.network_bytes_per_second), DIGITS),

@@ -101,6 +101,7 @@ class GatewayProcess:
             life = int((now + wall_offset) * 1e6)
             self.gossip = Gossip(self.name, "", secret, GossipSettings(), random.SystemRandom(), now, life=life)
             self.registration.gossip = self.gossip
+            self.machine.places.agent = self.gossip
             self.hub.users[links.CONTROLLER] = self.registration
         self.link_sockets = LinkSockets(self.hub, fabric, self.monotonic, self.flush)
         self.listeners: list[GatewayListener] = []

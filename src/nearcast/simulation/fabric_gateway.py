@@ -83,6 +83,7 @@ class SimulatedGateway(Program):
             registration = Registration(GatewayNode(self.machine, self._describe, host.wall - host.now), self.monitor)
             self.gossip = simulated_gossip(host, self.name, self.port, self._epoch, SECRET)
             registration.gossip = self.gossip
+            self.machine.places.agent = self.gossip
             self.hub.users[CONTROLLER] = registration
             self.machine.on_order = lambda order: registration.urgent()
             node.datagram_ports[self.port] = self

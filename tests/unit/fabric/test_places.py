@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearcast.coordinates.coordinate import Coordinate
+from nearcast.coordinates.coordinate import Coordinate, origin
 from nearcast.fabric import frames
 from nearcast.fabric.frames import LENGTH_BYTES, frame
 from nearcast.fabric.places import (
@@ -26,6 +26,14 @@ from nearcast.mqtt.packets import Connect, Subscribe, SubscriptionRequest
 from nearcast.mqtt.records import Fields, blob, number
 from tests.fabric_harness import Mesh
 from tests.gateway_hosts import GatewayHost
+
+
+class Agent:
+    def __init__(self, coordinate: Coordinate) -> None:
+        self.coordinate = coordinate
+
+    def coordinate_of(self, name: str) -> Coordinate | None:
+        raise NotImplementedError
 
 
 def make(*brokers: str) -> GatewayHost:
@@ -88,26 +96,35 @@ def test_a_latency_that_cannot_be_measured_now_stays() -> None:
 
 def test_the_coordinate_is_told_to_every_broker_and_again_when_it_moved() -> None:
     host = make("a", "b")
-    place = Coordinate([1.0, -2.0, 3.0], 0.5, -0.25, 0.125)
-    host.machine.places.coordinate = lambda: place
+    agent = Agent(Coordinate([1.0, -2.0, 3.0], 0.5, -0.25, 0.125))
+    host.machine.places.agent = agent
     tell(host)
     for broker in ("a", "b"):
         known = trunk(host, broker).whereabouts.coordinate
         assert known is not None
         assert (known.vector, known.height, known.adjustment, known.error) == ([1.0, -2.0, 3.0], 0.5, -0.25, 0.125)
-    place = Coordinate([9.0, -2.0, 3.0], 0.5, -0.25, 0.125)
+    agent.coordinate = Coordinate([9.0, -2.0, 3.0], 0.5, -0.25, 0.125)
     tell(host)
     known = trunk(host, "a").whereabouts.coordinate
     assert known is not None
     assert known.vector == [9.0, -2.0, 3.0]
 
 
+def test_a_gateway_that_has_heard_nobody_does_not_know_where_it_is() -> None:
+    host = make("a")
+    host.machine.places.agent = Agent(origin())
+    tell(host)
+    assert trunk(host, "a").whereabouts.coordinate is None
+
+
 def test_a_coordinate_that_trembles_is_told_rarely() -> None:
     host = make("a")
     rng = random.Random(1)
-    host.machine.places.coordinate = lambda: Coordinate([rng.uniform(0, 0.1)], 1.0)
+    agent = Agent(Coordinate([0.0], 1.0))
+    host.machine.places.agent = agent
     known: list[Coordinate | None] = []
     for _ in range(11):
+        agent.coordinate = Coordinate([rng.uniform(0, 0.1)], 1.0)
         tell(host)
         place = trunk(host, "a").whereabouts.coordinate
         if not known or known[-1] is not place:

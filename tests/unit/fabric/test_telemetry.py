@@ -347,7 +347,7 @@ def gatewayed(world: Reporting, name: str = "g") -> GatewayHost:
 def test_clients_of_a_gateway_are_where_that_says() -> None:
     world = Reporting()
     host = gatewayed(world)
-    host.machine.places.coordinate = lambda: Coordinate([6.0, 8.0], 2.0, 0.0, 0.2)
+    host.machine.places.agent = Agent(Coordinate([6.0, 8.0], 2.0, 0.0, 0.2))
     client = host.accept()
     client.round_trip_ms = 5.0
     client.say(Connect("c", MQTT_5))
@@ -384,7 +384,7 @@ def test_a_gateway_that_does_not_say_where_it_is(gossiped: bool) -> None:
 def test_a_coordinate_of_another_space_is_not_used() -> None:
     world = Reporting()
     host = gatewayed(world)
-    host.machine.places.coordinate = lambda: Coordinate([6.0, 8.0, 1.0], 2.0)
+    host.machine.places.agent = Agent(Coordinate([6.0, 8.0, 1.0], 2.0))
     client = host.connect("c")
     client.say(Subscribe(1, [SubscriptionRequest("owned/t", 1)]))
     host.advance(1.0)
@@ -399,7 +399,7 @@ def test_a_crowd_at_several_places() -> None:
     world = Reporting()
     for name, place in (("g1", [10.0, 0.0]), ("g2", [-10.0, 0.0])):
         host = gatewayed(world, name)
-        host.machine.places.coordinate = lambda place=place: Coordinate(place, 1.0)
+        host.machine.places.agent = Agent(Coordinate(place, 1.0))
         client = host.connect(f"c-{name}")
         client.say(Subscribe(1, [SubscriptionRequest("owned/t", 1)]))
         host.advance(1.0)
@@ -436,7 +436,7 @@ def direct() -> tuple[Reporting, GatewayHost, GatewayHost]:
     hosts = []
     for name, place in (("g1", [10.0, 0.0]), ("g2", [0.0, 10.0])):
         host = gatewayed(world, name)
-        host.machine.places.coordinate = lambda place=place: Coordinate(place, 1.0)
+        host.machine.places.agent = Agent(Coordinate(place, 1.0))
         host.advance(1.0)
         hosts.append(host)
     publisher = world.publisher("p", "owned/t")
