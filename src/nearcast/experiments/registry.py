@@ -21,6 +21,8 @@ EXPERIMENTS: dict[str, str] = {
     "iov": "nearcast.experiments.iov:Iov",
     "tradeoff": "nearcast.experiments.tradeoff:Tradeoff",
     "group-rules": "nearcast.experiments.group_rules:GroupRules",
+    "selection": "nearcast.experiments.selection:Selection",
+    "monitoring": "nearcast.experiments.monitoring:Monitoring",
     "migration": "nearcast.experiments.migration:Migration",
     "uav": "nearcast.experiments.uav:Uav",
     "mmog": "nearcast.experiments.mmog:Mmog",
