@@ -43,6 +43,10 @@ CLOSED: Final = "closed"
 """From a former owner to the next: all that came from the source ``other`` was passed on."""
 
 
+COME_THROUGH: Final = "come through"
+"""From the owner to a former one: CLOSED, which came to the former only now, because what it stands behind went another way."""
+
+
 class OwnerErrand:
     """An errand that was read. ``rest`` is the remaining ``via``. ``origin`` is empty where the sender is the origin."""
 

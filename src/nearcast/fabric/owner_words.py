@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import owner_errands as errands
-from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, OWN, OWNER, UNKNOWN, OwnedTopic, WaitingWord
+from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, OWNER, UNKNOWN, OwnedTopic, WaitingWord
 from nearcast.fabric.owner_errands import OwnerErrand
 from nearcast.fabric.owner_records import MigrateOrder, Migrated
 from nearcast.fabric.parts import Peer
@@ -76,6 +76,8 @@ class Words:
             self.closed(topic, WaitingWord(peer.name, errand.other, errand.epoch, errand.name), now)
         elif what == errands.CLOSED:
             self.closed(topic, WaitingWord(peer.name, errand.other, errand.epoch, errand.name), now)
+        elif what == errands.COME_THROUGH:
+            self._come_through(topic, errand.other, errand.epoch, now)
         else:
             raise ValueError("an unknown word about an owned topic")
 
@@ -85,21 +87,23 @@ class Words:
         What the source sent straight to that one waits for this there, also if it has handed the topic on meanwhile. The word
         goes the way of the messages it stands behind, to whoever orders them, and from there to the one who waits.
         """
-        own = word.epoch in topic.own_epochs
-        if own and word.source == self._fabric.name:
-            if topic.own_behind_epoch and word.epoch >= topic.own_behind_epoch:
+        if topic.state == UNKNOWN or word.by in topic.parked:
+            topic.waiting_words.append(word)
+        elif word.epoch in topic.own_epochs:
+            self._come_through(topic, word.source, word.epoch, now)
+        elif topic.state == ELSEWHERE:
+            self.say(topic, topic.owner, errands.word(errands.CLOSED, word.epoch, word.owner, word.source), now)
+        elif word.owner and word.owner != self._fabric.name:
+            self.say(topic, word.owner, errands.word(errands.COME_THROUGH, word.epoch, "", word.source), now)
+
+    def _come_through(self, topic: OwnedTopic, source: str, epoch: int, now: float) -> None:
+        if source == self._fabric.name:
+            if topic.own_behind_epoch and epoch >= topic.own_behind_epoch:
                 topic.own_behind_epoch = 0
                 self._ownership.changed(topic)
-                self._ownership.release(topic, now)
-        elif topic.state == UNKNOWN or topic.own_behind_epoch or OWN in topic.parked or word.by in topic.parked:
-            topic.waiting_words.append(word)
-        elif own:
-            topic.closed[word.source] = max(word.epoch, topic.closed.get(word.source, 0))
-            self._ownership.release(topic, now)
         else:
-            to = topic.owner if topic.state == ELSEWHERE else word.owner
-            if to and to != self._fabric.name:
-                self.say(topic, to, errands.word(errands.CLOSED, word.epoch, word.owner, word.source), now)
+            topic.closed[source] = max(epoch, topic.closed.get(source, 0))
+        self._ownership.release(topic, now)
 
     # --- handing over ---------------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class Ownership(Part):
         if topic.state == OWNER:
             via = errands.ordered(topic.epoch, NO_IDENTITY)
             route.peers = [target.with_via(via) for target in route.peers]
-        topic.parks = not self._passes(topic, OWN, 0)
+        topic.parks = not self._passes(topic, OWN, 0, True)
         if not topic.parks:
             if topic.state == OWNER:
                 return
@@ -304,8 +304,7 @@ class Ownership(Part):
             return
         if errand.epoch < topic.epoch:
             self._correct(peer, topic, now)
-        gated = errand.behind != "" and topic.closed.get(peer.name, 0) < errand.epoch
-        self._intake(topic, peer.name if gated or peer.name in topic.parked else OWN, errand, who, publication, now)
+        self._intake(topic, peer.name, errand, who, publication, now)
 
     def _correct(self, peer: Peer, topic: OwnedTopic, now: float) -> None:
         """Another broker acts on an epoch that is over: tell it so, once."""
@@ -365,11 +364,14 @@ class Ownership(Part):
         now: float,
     ) -> None:
         """Messages that are to be ordered go on from here, or wait."""
-        behind_epoch = errand.epoch if errand.behind and source != OWN else 0
-        if source not in topic.parked and self._passes(topic, source, behind_epoch):
+        behind_epoch = errand.epoch if errand.behind else 0
+        # Sent in an earlier epoch, to be passed on: the same as what this broker has passed on so far, and has to come behind.
+        behind_own = errand.epoch < topic.epoch
+        if source not in topic.parked and self._passes(topic, source, behind_epoch, behind_own):
             self._take(topic, publication.anew(), publication.sequence, errand.flags, who, now)
             return
         session = self._parking(topic, source, behind_epoch, now)
+        session.behind_own = session.behind_own or behind_own
         said = NO_IDENTITY if who is None else errands.identity(who.origin, who.epoch, who.sequence)
         via = errands.parked(topic.epoch, "", errand.flags, said)
         self.parked_messages += publication.count
@@ -377,12 +379,13 @@ class Ownership(Part):
         if topic.state == UNKNOWN:
             self.ask(topic, now)
 
-    def _passes(self, topic: OwnedTopic, source: str, behind_epoch: int) -> bool:
-        """Whether messages of a source need not wait. ``behind_epoch``: for its word CLOSED of this epoch."""
+    def _passes(self, topic: OwnedTopic, source: str, behind_epoch: int, behind_own: bool) -> bool:
+        """Whether messages of a source need not wait: for its word CLOSED of ``behind_epoch``; or, as ``behind_own``, for that
+        of this broker itself."""
         if topic.state == UNKNOWN or topic.state == ACQUIRING:
             return False
-        if source == OWN:
-            return topic.own_behind_epoch == 0
+        if behind_own and topic.own_behind_epoch:
+            return False
         return behind_epoch == 0 or topic.closed.get(source, 0) >= behind_epoch
 
     def _take(
@@ -436,6 +439,7 @@ class Ownership(Part):
             session = made
             session.ownership = self
             session.behind_epoch = behind_epoch
+            session.behind_own = source == OWN
             session.until = now + WAIT_S
             topic.parked[source] = session
         self.watch(topic, now)
@@ -457,12 +461,9 @@ class Ownership(Part):
             self._router.publish(self._router.route_for(topic.name), anew, None, now)
 
     def release(self, topic: OwnedTopic, now: float) -> None:
-        """Let go on what need not wait any more: first what came to this broker, then the words that wait behind that."""
-        session = topic.parked.get(OWN)
-        if session is not None and self._passes(topic, OWN, 0):
-            self._empty(topic, session, now)
+        """Let go on what need not wait any more, and hear the words that were waiting behind it."""
         for source, session in list(topic.parked.items()):
-            if source != OWN and self._passes(topic, source, session.behind_epoch):
+            if self._passes(topic, source, session.behind_epoch, session.behind_own):
                 self._empty(topic, session, now)
         if topic.waiting_words:
             words, topic.waiting_words = topic.waiting_words, []

@@ -49,6 +49,8 @@ class ParkingSession(PeerSession):
         self.until = 0.0
         #: What must have come before: the word CLOSED of ``source``, in this epoch or a later one. 0: nothing.
         self.behind_epoch = 0
+        #: Whether this broker's own word has to come round first.
+        self.behind_own = False
         self.is_empty = False
         self._unreliable: deque[tuple[Publication, str]] = deque()
         self._unreliable_bytes = 0
