@@ -100,7 +100,7 @@ class Fabric(Linking):
         self._parts: list[Part] = []
         self._handlers: dict[int, Part] = {}
         self.last_stamp = 0
-        rules = [(rule.topic, rule.topic_class) for rule in settings.classes]
+        rules: list[tuple[str, str]] = [(rule.topic, rule.topic_class) for rule in settings.classes]
         bounds = {rule.topic: rule.max_latency_ms for rule in reversed(settings.classes) if rule.max_latency_ms}
         self.classes = TopicClasses(engine.router, rules, bounds)
         self.channels = Channels(self)
