@@ -25,6 +25,7 @@ from nearcast.config import LINK_KINDS, BrokerConfig
 from nearcast.errors import ConfigError, StorageUnavailable
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.links import BROKER, Link
+from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Peer
 from nearcast.serving import logs
@@ -339,6 +340,17 @@ class Links:
             "controller": None if self.registering is None else self.registering.health(),
             "others": [{"name": link.name, "role": link.role} for link in others],
         }
+
+
+def refuse_ownerless(settings: FabricSettings) -> None:
+    """Topics of class owned need somebody who says which broker owns them."""
+    rule = next((rule for rule in settings.classes if rule.topic_class == "owned"), None)
+    if rule is not None and settings.controller is None:
+        raise ConfigError(
+            f"topics of class owned ({rule.topic}) need a controller, which says who owns them: start the broker with "
+            "--controller HOST:PORT and --fabric-secret FILE",
+            key="fabric.classes",
+        )
 
 
 def broker_name(config: BrokerConfig) -> str:

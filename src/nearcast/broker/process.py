@@ -18,7 +18,7 @@ from nearcast.broker.access_rules import load_access_list
 from nearcast.broker.authentication import BrokerAuthenticator, ExtendedAuthenticator
 from nearcast.broker.bulk import BulkPort, BulkTransport
 from nearcast.broker.journal import Journal, open_journal
-from nearcast.broker.links import Links
+from nearcast.broker.links import Links, refuse_ownerless
 from nearcast.broker.listeners import BoundListener
 from nearcast.broker.output import Outbox
 from nearcast.broker.passwords import PasswordTable, load_passwords
@@ -91,6 +91,7 @@ class Broker:
         self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
         self.flush = self._outbox.flush
         self.links: Links | None = None
+        refuse_ownerless(config.fabric)
         if config.fabric.secret_file is not None:
             self.links = Links(self, self._outbox.flush)
             self.flush = self.links.flush
