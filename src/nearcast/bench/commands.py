@@ -24,6 +24,8 @@ from nearcast.bench.comparison import compare as run_comparison
 from nearcast.bench.loop import LoadOptions, run_load
 from nearcast.bench.patterns import Pattern
 from nearcast.bench.process import core_split, on_cores
+from nearcast.bench.profile import QUICK_SHAPES, SHAPES, measure_profile
+from nearcast.bench.profile_report import profile_lines, profile_table
 from nearcast.bench.report import make_notes, make_rows, make_table, to_summary
 from nearcast.bench.results import LoadResult
 from nearcast.bench.wire import parse_url
@@ -194,6 +196,51 @@ def bridged(
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_bytes(msgspec.json.encode(measured))
+
+
+@app.command()
+def profile(
+    broker: Annotated[
+        str, typer.Option(help="The broker: nearcast, `nearcast --data`, or another that is installed.")
+    ] = "nearcast",
+    qos: Annotated[int, typer.Option(min=0, max=2)] = 0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "--duration", "-d", min=0.2, help="Measured interval of each of some 60 loads.")
+    ] = 2.0,
+    within_ms: Annotated[
+        float, typer.Option(min=0.1, help="95th percentile of the delivery's latency, in milliseconds, that is still good.")
+    ] = 5.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes of load, half a second each: a first guess.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Where to write all points as JSON.")] = None,
+) -> None:
+    """Find how many messages a second a broker passes on before its latency suffers: placement's out_rate_limit."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_COLUMNS)
+    with _plain_errors():
+        chosen = _choose_brokers(broker)[0]
+        warning = busy_machine()
+        if warning:
+            console.print(f"[yellow]note:[/] {warning}")
+        found = measure_profile(
+            chosen,
+            qos=qos,
+            seconds=0.5 if quick else seconds,
+            within_ms=within_ms,
+            shapes=QUICK_SHAPES if quick else SHAPES,
+            say=lambda title: console.print(title, style="dim"),
+        )
+        console.print(profile_table(found))
+        for line in profile_lines(found):
+            console.print(line)
+        if output is not None:
+            try:
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.write_bytes(msgspec.json.encode(found))
+            except OSError as error:
+                raise ConfigError(f"cannot write {output}: {error.strerror}") from None
+    if found.out_rate_limit is None:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nearcast.errors import ConfigError
+from nearcast.errors import ConfigError, InvalidValue
 from nearcast.telemetry.places import Floats, Indices, Mask, Places
 from nearcast.telemetry.summaries import Summaries
 
@@ -26,7 +26,7 @@ compiled broker on one ordinary core, so that nobody's broker is driven to its k
 
 def _require(holds: bool, name: str, what: str) -> None:
     if not holds:
-        raise ConfigError(f"placement.{name} {what}")
+        raise InvalidValue(f"`{name}` {what}", key=name)
 
 
 class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
