@@ -135,6 +135,12 @@ class OwnedTopic(RouteWatch):
         if state >= ACQUIRING:
             self.own_epochs = [*self.own_epochs[1 - MAX_OWN_EPOCHS :], epoch]
 
+    def way_so_far(self) -> str:
+        """The broker that messages went to from here, and may still be passed on by; nothing if there were none."""
+        if self.state != ELSEWHERE:
+            return ""
+        return self.owner if self.sent else self.behind
+
     def published(self, publication: Publication, publisher: Session | None, now: float) -> None:
         """A client here published."""
         self.sent = True

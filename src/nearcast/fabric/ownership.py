@@ -203,7 +203,7 @@ class Ownership(Part):
 
     def _become(self, topic: OwnedTopic, epoch: int, now: float) -> None:
         """This broker is going to be the owner: for the word of the one before it waits a little."""
-        former = topic.owner if topic.state == ELSEWHERE and topic.sent else ""
+        former = topic.way_so_far()
         topic.begins(epoch, self.fabric.name, ACQUIRING)
         topic.is_expected = True
         topic.until = now + EXPECTED_S
@@ -225,7 +225,7 @@ class Ownership(Part):
 
     def follow(self, topic: OwnedTopic, epoch: int, owner: str, now: float) -> None:
         """Another broker owns a topic; or nobody, and then the directory is asked."""
-        former = topic.owner if topic.state == ELSEWHERE and topic.sent else ""
+        former = topic.way_so_far()
         if topic.mine:
             self.words.give_up(topic, epoch, owner, now)
         topic.begins(epoch, owner, ELSEWHERE if owner else UNKNOWN)
