@@ -114,8 +114,14 @@ class Direct:
         username = fields.text()
         if not self.enabled:
             return
-        if channel is not None and channel.tunnel.direct is None:
-            channel.tunnel.begin_direct(username)
+        if channel is not None:
+            client = channel.tunnel.direct
+            if client is None:
+                client = channel.tunnel.begin_direct(username, line.name, now)
+            # It published this by way of its home broker a moment ago.
+            use = client.use_of(topic, now)
+            use.line = None
+            use.home = line.name
         path = self.topics.get(topic)
         if path is None:
             if len(self.topics) >= MAX_TOPICS:
@@ -293,7 +299,7 @@ class Direct:
         path.used_at = now
         use = client.uses.get(path.topic)
         if use is None:
-            use = client.use_of(path.topic)
+            use = client.use_of(path.topic, now)
         line = self._line_of(path, now)
         mirror = tunnel.mirror
         if mirror is None or not mirror.connected or mirror.no_local or size > MAX_DIRECT_BYTES:
@@ -339,7 +345,7 @@ class Direct:
             return before
         if before is not None:
             closing = gateway.rng.getrandbits(60) | 1
-            before.direct.close_source(path.topic, path.epoch, closing)
+            before.direct.close_source(path.topic, path.epoch, path.owner, closing)
             path.closings[before.name] = (before, closing, now)
         path.closings.pop(line.name, None)
         path.line = line
@@ -361,7 +367,7 @@ class Direct:
             if home is not None:
                 use.behind = use.home
                 use.closing = self._gateway.rng.getrandbits(60) | 1
-                home.direct.close_source(path.topic, path.epoch, use.closing)
+                home.direct.close_source(path.topic, path.epoch, path.owner, use.closing)
         use.line = line
         use.home = ""
         use.marked_until = now + MARKED_S

@@ -43,10 +43,12 @@ NO_MARK: Final = Use()
 
 
 class DirectClient:
-    """See the module. ``username`` is who the client is, by the word of the broker that let it in."""
+    """See the module. ``username`` is who the client is, by the word of the broker that let it in, its ``home`` until now."""
 
-    def __init__(self, username: str | None) -> None:
+    def __init__(self, username: str | None, home: str, now: float) -> None:
         self.username = username
+        self._home = home
+        self._began_at = now
         self.uses: dict[bytes, Use] = {}
         #: When the home broker heard of this client last; one that only publishes elsewhere would seem to be silent.
         self.home_told_at = 0.0
@@ -54,11 +56,13 @@ class DirectClient:
         self._answers: dict[int, bytes] = {}
         self._early = 0
 
-    def use_of(self, topic: bytes) -> Use:
+    def use_of(self, topic: bytes, now: float) -> Use:
         """The way of a topic's messages, known from now on."""
         use = self.uses.pop(topic, None)
         if use is None:
             use = Use()
+            if now - self._began_at < MARKED_S:
+                use.home = self._home  # it may have published this, too, before anybody looked
             if len(self.uses) >= MAX_USES:
                 del self.uses[next(iter(self.uses))]
         self.uses[topic] = use

@@ -90,9 +90,10 @@ class DirectLine:
         if not sent.packet_ids:
             sent.packets = b""  # only its size counts from here on
 
-    def close_source(self, topic: bytes, epoch: int, closing: int) -> None:
-        """Nothing more of a topic comes this way from those who will name ``closing`` to the owner of ``epoch``."""
-        self._link.send(frame(frames.SOURCE_CLOSED, blob(topic), number(epoch), number(closing)))
+    def close_source(self, topic: bytes, epoch: int, owner: str, closing: int) -> None:
+        """Nothing more of a topic comes this way from those who will name ``closing`` to its owner of ``epoch``."""
+        fields = (blob(topic), number(epoch), blob(owner.encode("utf-8")), number(closing))
+        self._link.send(frame(frames.SOURCE_CLOSED, *fields))
 
     def answered(self, fields: Fields) -> list[tuple[Sent, int]]:
         """OWNED_ACK: what is answered now, in order, each with a reason code; -1: it was taken."""

@@ -109,6 +109,7 @@ class Interest(Part):
             return
         if client_id in self._fabric.leftovers.by_client:
             self._fabric.leftovers.subscribed(client_id, name)
+        self._fabric.hints.changed(client_id)
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
         if count == 0:
@@ -127,6 +128,7 @@ class Interest(Part):
             return
         if client_id in self._fabric.leftovers.by_client:
             self._fabric.leftovers.unsubscribed(client_id, name)
+        self._fabric.hints.changed(client_id)
         count = self._counts.get(name, 0) - 1
         if count > 0:
             self._counts[name] = count

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames
+from nearcast.fabric.branches import Branch
 from nearcast.fabric.frames import frame
 from nearcast.fabric.links import Link
 from nearcast.fabric.parts import LinkUser
@@ -73,6 +74,9 @@ class Channel:
         #: The move with which it comes; its bytes are kept until its session is here. 0: none.
         self.adopting = 0
         self.kept: list[bytes] = []
+        #: The broker that the gateway was told to follow for this client (:mod:`nearcast.fabric.owner_hints`); None: a client
+        #: that was moved here, whose gateway waits for a word.
+        self.advised: str | None = ""
 
     def send(self, chunks: list[bytes]) -> None:
         """Send bytes of the MQTT stream."""
@@ -141,6 +145,7 @@ class Trunk:
         self.channels: dict[int, Channel] = {}
         self.blocked: dict[int, Channel] = {}
         self.whereabouts = Whereabouts()
+        self.branch = Branch()
 
     def end(self, channel: Channel, lost_gateway: bool = False) -> None:
         """The channel is over, and nothing is said about it any more."""
@@ -215,12 +220,16 @@ class Trunks(LinkUser):
         if kind == frames.PLACE:
             self._place(trunk, fields, now)
             return
+        if kind >= frames.OWNER:
+            self._fabric.branches.handle(trunk, content, fields, now)
+            return
         channel_number = fields.number()
         if kind == frames.CLIENT_OPEN:
             self._open(trunk, channel_number, fields, now)
             return
         if kind == frames.ADOPT:
             adopted = self.new_channel(trunk, channel_number, Peer("adopted"))
+            adopted.advised = None
             self.handover.adopt(adopted, fields.number(), now)
             return
         if kind == frames.RESUME:
@@ -307,6 +316,8 @@ class Trunks(LinkUser):
             channel.taken_bytes = 0
 
     def attached(self, session: Session) -> None:
+        if session.subscriptions:
+            self._fabric.hints.changed(session.client_id)
         connection = session.connection
         channel = None if connection is None else connection.handle
         if not isinstance(channel, Channel) or channel.adopting or not (session.subscriptions or session.received_ids):
@@ -332,6 +343,15 @@ class Trunks(LinkUser):
 
     def shared(self, topic_filter: str) -> None:
         """Not of interest here."""
+
+    def settle(self, now: float) -> None:
+        self._fabric.branches.settle(now)
+
+    def tick(self, now: float) -> None:
+        self._fabric.hints.tick(now)
+
+    def next_deadline(self) -> float:
+        return self._fabric.hints.next_deadline()
 
     # --- the whole broker -----------------------------------------------------------------------------------------------
 

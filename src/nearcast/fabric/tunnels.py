@@ -299,15 +299,16 @@ class Tunnel:
             self._say(mirror)
         return rest
 
-    def begin_direct(self, username: str | None) -> None:
+    def begin_direct(self, username: str | None, home: str, now: float) -> DirectClient:
         """The client has published an owned topic: its messages may go to the owner from here on."""
-        direct = DirectClient(username)
+        direct = DirectClient(username, home, now)
         mirror = self.mirror
         if mirror is not None:
             for packet_id, raw in mirror.publishes.items():
                 if raw[0] & 6 == 2:
                     direct.published(packet_id)
         self.direct = direct
+        return direct
 
     def send_again(self, run: bytes) -> None:
         """Packets that went another way than by the home broker and got no answer: they go before what waits."""

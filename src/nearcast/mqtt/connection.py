@@ -85,6 +85,7 @@ class Connection:
         self.send_maximum = 65_535
         self.max_packet_bytes = NO_PACKET_LIMIT
         self.wants_problem_information = True
+        self.wants_redirect = False
         self.auth_method: str | None = None
         self.pending_connect: Connect | None = None
         self.pending_verdict = False

@@ -30,6 +30,9 @@ Drop = Callable[[Connection, int, float, "Properties | None"], None]
 
 _HEX: Final = "0123456789abcdef"
 
+REDIRECT: Final = ("nearcast", "redirect")
+"""The user property of a CONNECT whose client goes where a Server Reference says."""
+
 
 class Claims(Protocol):
     """Who knows whether a client's session is somewhere else."""
@@ -88,6 +91,7 @@ class Handshake:
             connection.wants_problem_information = properties.request_problem_information != 0
             if properties.maximum_packet_size is not None:
                 connection.max_packet_bytes = min(NO_PACKET_LIMIT, properties.maximum_packet_size)
+            connection.wants_redirect = REDIRECT in (properties.user_properties or [])
             method = properties.authentication_method
             data = properties.authentication_data
         connection.auth_method = method
