@@ -1,28 +1,30 @@
-"""Vivaldi for one node: from round-trip times to other nodes, and their coordinates, to a coordinate of its own.
+"""Where one node is: Vivaldi, from round-trip times to other nodes and their coordinates.
 
-A sample is a spring between two nodes, as long as the round-trip time; the node moves a little to where it is at rest. With a
-height, the part of a path that is the access link; with confidence, so that who knows more moves less (Dabek et al., SIGCOMM
-2004); with a median over the last samples of each path, and a weak pull to the origin (Ledlie et al., NSDI 2007); with an
-adjustment for what the space is wrong by around the node (Lee et al., ToN 2010). These are what ePulsar §3.2 names.
+A measured path is a spring between two nodes, as long as the round-trip time; a node moves to where its springs are at rest.
+It has a height, the part of every path that is the access link (Dabek et al., SIGCOMM 2004). ePulsar §3.2 adds a median over
+the last samples of each path and a weak pull to the origin (Ledlie et al., NSDI 2007), and an adjustment (Lee et al., ToN
+2010).
 
-Samples come from others, who may be broken or hostile. What is no number, absurdly far or of other dimensions is refused.
-No peer is believed to be surer than :attr:`~nearcast.coordinates.settings.VivaldiSettings.least_error`; and a sample that is
-off by more than several times the median of all peers' samples pulls no harder than one that is just so far off. One liar
-among many has therefore the influence of one honest node on a bad path, whatever it says. When everything is off, because the
-node itself has moved, the median is high and everything counts. How far off is counted in milliseconds: a neighbour at half a
-millisecond that the space has at thirty is off by a factor of sixty, and right.
+Three things are done in another way than there, each because it measured better (decision 0027):
 
-Heights are the access link's part of a path, and no path is shorter than its parts: a node's height is at most its shortest
-round trip. That nobody can forge. Without it, sites that are all equally far from each other are explained by heights alone,
-and the nodes of one site are as far from each other as from everybody else.
+- *All springs pull at once.* Vivaldi moves along the one spring that was just measured. A node remembers the others, and knows
+  where they end, so that a sample moves it a step of least squares over all of them. Coordinates find their place with a
+  fraction of the samples, and then stand still.
+- *Near nodes count more* (:attr:`~nearcast.coordinates.settings.VivaldiSettings.nearness`).
+- *What does not fit counts less.* A spring's pull ends where it is several times as wrong as the median of all springs. So
+  paths that no space has room for do not spoil the rest, and a liar has no more influence than an honest node on a bad path,
+  whatever it says and however sure it claims to be. When everything is wrong, because the node itself has moved, the median is
+  high and everything counts.
 
-Owns no sockets, clocks or names beyond those it is handed.
+Samples that are no numbers, absurdly far or of other dimensions are refused. Owns no sockets, clocks or names beyond those it
+is handed.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from operator import mul
 from typing import Final
 
 from nearcast.coordinates.coordinate import LEAST_HEIGHT_MS, WORST_ERROR, Coordinate, origin
@@ -30,22 +32,32 @@ from nearcast.coordinates.filters import MovingMedian
 from nearcast.coordinates.settings import VivaldiSettings
 
 LEAST_RTT_MS: Final = 0.01
-"""Round trips on one machine take about that long; relative errors below are noise."""
+SAME_PLACE_MS: Final = 1e-6
+LEAST_ERROR: Final = 1e-3
+UPWARDS: Final = 0.5
+"""How much easier it is to move sideways than to change one's height."""
 
-LEAST_OFF_MS: Final = 5.0
-"""Samples that are off by less are never outliers, however good the rest is."""
+LONGEST_STEP: Final = 4.0
+"""In units of the mean pull; springs that all point another way have a mean of almost nothing."""
 
 RESTORED_ERROR: Final = 0.5
 """A restored coordinate is a good guess: the node may have moved while it was away."""
 
 
-class _Peer:
-    """What is remembered of one peer."""
+class _Spring:
+    """The path to one peer, and what the present step makes of it."""
 
-    def __init__(self, filter_samples: int) -> None:
+    def __init__(self, filter_samples: int, coordinate: Coordinate) -> None:
         self.filter = MovingMedian(filter_samples)
-        self.off_ms = 0.0
-        self.rtt_ms = math.inf
+        self.rtt_ms = 0.0
+        self.coordinate = coordinate
+        self.flat_ms = 0.0
+        """Distance without heights."""
+        self.short_ms = 0.0
+        """By how much the estimate is below the measurement."""
+        self.wrong = 0.0
+        """The same as a share, without sign."""
+        self.weight = 0.0
 
 
 class Vivaldi:
@@ -57,22 +69,19 @@ class Vivaldi:
         self.samples = 0
         self.refused = 0
         self._rng = rng
-        self._peers: dict[str, _Peer] = {}
-        self._residuals: list[float] = []
-        self._next_residual = 0
+        self._springs: dict[str, _Spring] = {}
 
     def restore(self, coordinate: Coordinate) -> bool:
         """Begin where the node was before, if that makes sense; with less confidence."""
         if not self._is_sane(coordinate):
             return False
-        self.coordinate = Coordinate(
-            list(coordinate.vector), coordinate.height, coordinate.adjustment, max(coordinate.error, RESTORED_ERROR)
-        )
+        error = max(coordinate.error, RESTORED_ERROR)
+        self.coordinate = Coordinate(list(coordinate.vector), coordinate.height, coordinate.adjustment, error)
         return True
 
     def forget(self, peer: str) -> None:
         """A peer is gone."""
-        self._peers.pop(peer, None)
+        self._springs.pop(peer, None)
 
     def observe(self, peer: str, theirs: Coordinate, rtt_ms: float) -> bool:
         """A round trip to ``peer``, which says to be at ``theirs``, took so long. False: the sample was refused."""
@@ -80,83 +89,99 @@ class Vivaldi:
         if not (0.0 < rtt_ms <= settings.max_rtt_ms) or not self._is_sane(theirs):
             self.refused += 1
             return False
-        known = self._peers.get(peer)
-        if known is None:
-            if len(self._peers) >= settings.max_peers:
-                del self._peers[next(iter(self._peers))]
-            known = self._peers[peer] = _Peer(settings.filter_samples)
+        spring = self._springs.get(peer)
+        if spring is None:
+            if len(self._springs) >= settings.max_peers:
+                del self._springs[next(iter(self._springs))]
+            spring = _Spring(settings.filter_samples, theirs)
+        else:
+            del self._springs[peer]  # the one heard longest ago comes first
+        self._springs[peer] = spring
+        spring.coordinate = theirs
+        spring.rtt_ms = spring.filter.add(max(rtt_ms, LEAST_RTT_MS))
         self.samples += 1
-        known.rtt_ms = known.filter.add(max(rtt_ms, LEAST_RTT_MS))
-        self._move(known, theirs)
+        self._move()
         return True
 
-    def _move(self, peer: _Peer, theirs: Coordinate) -> None:
+    # --- one step -------------------------------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        """A step towards where the springs are at rest: along the mean of their pulls, as far as least squares has it."""
+        springs = list(self._springs.values())
+        wrong = self._weigh(springs)
+        pull, upwards = self._pull(springs)
+        step = self._step(springs, pull, upwards)
+        mine = self.coordinate
+        height = max(mine.height + step * upwards, LEAST_HEIGHT_MS)
+        vector = [here + step * part for here, part in zip(mine.vector, pull, strict=True)]
+        away = math.hypot(*vector)
+        share = max(1.0 - away / (self.settings.gravity_ms * self.settings.gravity_ms), 0.0)
+        vector = [part * share for part in vector]
+        # A height takes in whatever all springs have in common, as long as that leaves one; the adjustment takes the rest.
+        rest = upwards / UPWARDS if height <= LEAST_HEIGHT_MS else 0.0
+        adjustment = mine.adjustment + self.settings.adjustment_rate * (rest - mine.adjustment)
+        error = mine.error + self.settings.error_timestep * (wrong - mine.error)
+        moved = Coordinate(vector, height, adjustment, min(max(error, LEAST_ERROR), WORST_ERROR))
+        # Cannot be otherwise by what was checked; but a node that was nowhere would stay there for ever.
+        self.coordinate = moved if self._is_sane(moved) else origin(self.settings.dimensions)
+
+    def _weigh(self, springs: list[_Spring]) -> float:
+        """How long each spring is and how much it counts, together 1; returns how wrong they are."""
         settings = self.settings
         mine = self.coordinate
-        rtt_ms = peer.rtt_ms
-        peer.off_ms = abs(mine.distance_ms(theirs) - rtt_ms)
-        limit_ms = self._believable_ms()
-        doubt = 1.0 if peer.off_ms <= limit_ms else limit_ms / peer.off_ms
-        their_error = min(max(theirs.error, settings.least_error), WORST_ERROR)
-        weight = mine.error / (mine.error + their_error)
-        step = settings.error_timestep * weight
-        error = min(mine.error * (1.0 - step) + min(peer.off_ms, limit_ms) / rtt_ms * step, WORST_ERROR)
-        plain = _plain_distance(mine, theirs)
-        vector, height = self._pushed(mine, theirs, settings.timestep * weight * doubt * (rtt_ms - plain))
-        vector, height = self._pulled(vector, height)
-        moved = Coordinate(vector, height, mine.adjustment, max(error, 1e-3))
-        moved.adjustment = self._adjusted((rtt_ms - _plain_distance(moved, theirs)) * doubt)
-        if self._is_sane(moved):
-            self.coordinate = moved
-        else:  # cannot be by what was checked; a node that was nowhere would be so for ever
-            self.coordinate = origin(settings.dimensions)
-            self._residuals.clear()
+        for spring in springs:
+            theirs = spring.coordinate
+            spring.flat_ms = math.dist(mine.vector, theirs.vector)
+            spring.short_ms = spring.rtt_ms - (spring.flat_ms + mine.height + theirs.height + theirs.adjustment)
+            spring.wrong = abs(spring.short_ms) / max(spring.rtt_ms, settings.noise_ms)
+        ordered = sorted([spring.wrong for spring in springs])
+        limit = max(settings.outlier_factor * ordered[len(ordered) // 2], settings.tolerance)
+        weights = 0.0
+        wrong = 0.0
+        for spring in springs:
+            their_error = min(max(spring.coordinate.error, settings.least_error), WORST_ERROR)
+            weight = mine.error / (mine.error + their_error)
+            weight /= math.pow(max(spring.rtt_ms, settings.noise_ms), settings.nearness)
+            if settings.outlier_factor > 0.0:
+                excess = spring.wrong / limit
+                weight /= 1.0 + excess * excess
+            spring.weight = weight
+            weights += weight
+            wrong += weight * min(spring.wrong, WORST_ERROR)
+        for spring in springs:
+            spring.weight /= weights
+        return wrong / weights
 
-    def _believable_ms(self) -> float:
-        """How far off a sample may be to count in full."""
-        factor = self.settings.outlier_factor
-        if factor <= 0.0 or len(self._peers) < 3:
-            return math.inf
-        ordered = sorted([peer.off_ms for peer in self._peers.values()])
-        return max(factor * ordered[len(ordered) // 2], LEAST_OFF_MS)
+    def _pull(self, springs: list[_Spring]) -> tuple[list[float], float]:
+        """The mean pull of all springs, sideways and upwards."""
+        vector = self.coordinate.vector
+        upwards = 0.0
+        forces: list[float] = []
+        for spring in springs:
+            force = spring.weight * spring.short_ms
+            upwards += force
+            forces.append(force / spring.flat_ms if spring.flat_ms > SAME_PLACE_MS else 0.0)
+        together = sum(forces)
+        columns = zip(*[spring.coordinate.vector for spring in springs], strict=True)
+        pull = [here * together - sum(map(mul, forces, column)) for here, column in zip(vector, columns, strict=True)]
+        for spring in springs:
+            if spring.flat_ms <= SAME_PLACE_MS:  # away in any direction
+                away = [self._rng.gauss(0.0, 1.0) for _ in pull]
+                force = spring.weight * spring.short_ms / max(math.hypot(*away), SAME_PLACE_MS)
+                pull = [part + force * sideways for part, sideways in zip(pull, away, strict=True)]
+        return pull, upwards * UPWARDS
 
-    def _pushed(self, mine: Coordinate, theirs: Coordinate, force_ms: float) -> tuple[list[float], float]:
-        """Move by ``force_ms`` away from a peer: in the plane and in height, in proportion to how far it is in both."""
-        difference = [here - there for here, there in zip(mine.vector, theirs.vector, strict=True)]
-        flat = math.sqrt(sum([part * part for part in difference]))
-        heights = mine.height + theirs.height
-        if flat < 1e-6:
-            difference = [self._rng.gauss(0.0, 1.0) for _ in mine.vector]
-            flat = max(math.sqrt(sum([part * part for part in difference])), 1e-6)
-            along = force_ms / flat * 0.5
-            upwards = force_ms * 0.5
-        else:
-            total = flat + heights
-            along = force_ms / total
-            upwards = force_ms * heights / total
-        vector = [here + part * along for here, part in zip(mine.vector, difference, strict=True)]
-        shortest = min([peer.rtt_ms for peer in self._peers.values()])
-        return vector, max(min(mine.height + upwards, shortest), LEAST_HEIGHT_MS)
-
-    def _pulled(self, vector: list[float], height: float) -> tuple[list[float], float]:
-        """A little back to the origin."""
-        away = math.sqrt(sum([part * part for part in vector]))
-        if away < 1e-6:
-            return vector, height
-        share = min(away / (self.settings.gravity_ms * self.settings.gravity_ms), 1.0)
-        return [part * (1.0 - share) for part in vector], height
-
-    def _adjusted(self, residual_ms: float) -> float:
-        window = self.settings.adjustment_samples
-        if not window:
-            return 0.0
-        residuals = self._residuals
-        if len(residuals) < window:
-            residuals.append(residual_ms)
-        else:
-            residuals[self._next_residual] = residual_ms
-            self._next_residual = (self._next_residual + 1) % window
-        return sum(residuals) / (2.0 * window)
+    def _step(self, springs: list[_Spring], pull: list[float], upwards: float) -> float:
+        """How far to go along the pull: least squares along that line, of springs that are as stiff as they count."""
+        gained = upwards * upwards / UPWARDS + sum(map(mul, pull, pull))
+        here = sum(map(mul, pull, self.coordinate.vector))
+        stiffness = 0.0
+        for spring in springs:
+            longer = upwards
+            if spring.flat_ms > SAME_PLACE_MS:
+                longer += (here - sum(map(mul, pull, spring.coordinate.vector))) / spring.flat_ms
+            stiffness += spring.weight * longer * longer
+        return min(self.settings.timestep * gained / stiffness, LONGEST_STEP) if stiffness > 1e-12 else 0.0
 
     def _is_sane(self, coordinate: Coordinate) -> bool:
         limit = self.settings.max_rtt_ms
@@ -165,11 +190,3 @@ class Vivaldi:
         if not (abs(coordinate.adjustment) <= limit and 0.0 <= coordinate.error <= WORST_ERROR):
             return False
         return all(abs(part) <= limit for part in coordinate.vector)  # false for what is no number, too
-
-
-def _plain_distance(mine: Coordinate, theirs: Coordinate) -> float:
-    """Without adjustments: what moving can set right."""
-    total = 0.0
-    for here, there in zip(mine.vector, theirs.vector, strict=True):
-        total += (here - there) * (here - there)
-    return math.sqrt(total) + mine.height + theirs.height
