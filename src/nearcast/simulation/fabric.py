@@ -6,7 +6,8 @@ told of all the others, or of those that ``links`` says. What must hold is in :m
 With ``fabric.groups.cloud = "mqtt://host:port"``, brokers form broadcast groups, and the one broker without ``fabric`` that
 listens there is their cloud. They are told of nobody then, unless ``links`` or a controller does it or ``fabric.groups.links``
 is "all". What must hold of groups is in :mod:`nearcast.simulation.broadcast_ledger` and
-:mod:`nearcast.simulation.broadcast_tables`.
+:mod:`nearcast.simulation.broadcast_tables`; of topics of class ``owned``, in :mod:`nearcast.simulation.owned_ledger` and
+:mod:`nearcast.simulation.owned_tables`.
 
 Settings, beside those of ``mqtt``:
 
@@ -19,6 +20,11 @@ Settings, beside those of ``mqtt``:
     How often a client of a gateway, any one, is moved to another broker, any one, until ``duration_s`` is over (0).
 ``lcm``
     Leadership capability of brokers, by name; others have ``fabric.groups.lcm``, or 1.
+``migrations_per_minute``
+    How often owned topics, any, are moved to another broker, any one, until ``duration_s`` is over (0). Needs a controller, as
+    owned topics do.
+``migrations_at_once``
+    How many topics are moved each time (1).
 ``merge_kills``
     In which share of merges of two groups, until ``duration_s`` is over, a leader dies at some moment of it, to start again
     within seconds (0).
@@ -38,7 +44,7 @@ from nearcast.simulation.broadcast_ledger import BroadcastLedger, GroupBrokers
 from nearcast.simulation.broadcast_tables import BroadcastTables, RuleClasses
 from nearcast.simulation.cloud_broker import CloudBroker
 from nearcast.simulation.fabric_broker import FabricBroker
-from nearcast.simulation.fabric_controller import SimulatedController
+from nearcast.simulation.fabric_controller import SimulatedController, topics_of
 from nearcast.simulation.fabric_gateway import SimulatedGateway
 from nearcast.simulation.fabric_invariants import Brokers, FabricLedger, FabricTables
 from nearcast.simulation.fabric_settings import FabricSettings, settings_of
@@ -47,6 +53,9 @@ from nearcast.simulation.invariants import Invariant
 from nearcast.simulation.mqtt import Mqtt, MqttNode, refuse_changing
 from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_client import Workload
+from nearcast.simulation.owned_ledger import OwnedLedger
+from nearcast.simulation.owned_moves import TopicMoves
+from nearcast.simulation.owned_tables import OwnedRules, OwnedTables
 from nearcast.simulation.streams import Stream
 from nearcast.simulation.world import World
 
@@ -85,6 +94,9 @@ class Fabric(Mqtt):
             self.brokers_of.setdefault(broker.host, []).append(broker)
         self._check_groups()
         self._controller = scenario.controller
+        if self._controller is not None:
+            topics_of(self._controller)  # a mistake there is the scenario's, not a run's
+        self._check_owned()
         self._duration_s = scenario.duration_s
         self._dials = self._whom_to_dial()
         gateways = expand_gateways(scenario)
@@ -107,6 +119,15 @@ class Fabric(Mqtt):
         self.ledger, self.tables = self._what_must_hold(world, clients, doors)
         if self.settings.moves_per_minute > 0:
             self._plan_move(world, random.Random(f"{world.seed}/moves"))
+        if self.settings.migrations_per_minute > 0:
+            TopicMoves(
+                world,
+                self._running_controller,
+                list(self.brokers),
+                self.settings.migrations_per_minute,
+                self.settings.migrations_at_once,
+                self._duration_s,
+            ).plan()
         hosts = {broker.name: broker.host for broker in self.brokers.values()}
         kills = MergeKills(world, hosts, self.settings.merge_kills, self._duration_s)
         return [self.ledger, self.tables, *([kills] if self.settings.merge_kills > 0 else [])]
@@ -123,6 +144,8 @@ class Fabric(Mqtt):
             return world.now
 
         cloud = self._cloud
+        if cloud is None and self.settings.has_owned:
+            return self._what_must_hold_of_owned(world, clients, doors, Brokers(durable, self._running, is_meant))
         if cloud is None:
             brokers = Brokers(durable, self._running, is_meant)
             ledger = FabricLedger(clients, brokers, doors, now)
@@ -150,6 +173,55 @@ class Fabric(Mqtt):
             rules.class_of,
         )
         return broadcast, tables
+
+    def _what_must_hold_of_owned(
+        self, world: World, clients: tuple[Client, ...], doors: set[tuple[str, int]], brokers: Brokers
+    ) -> tuple[FabricLedger, FabricTables]:
+        rules = OwnedRules(self.settings.fabric.classes)
+
+        def now() -> float:
+            return world.now
+
+        def cut_off() -> bool:
+            return world.is_cut
+
+        ledger = OwnedLedger(clients, brokers, doors, now, rules, cut_off)
+
+        def is_calm() -> bool:
+            return ledger.disturbances == 0
+
+        return ledger, OwnedTables(clients, brokers, now, cut_off, is_calm, self._owner_in_directory)
+
+    def _owner_in_directory(self, topic: str) -> tuple[str, int] | None:
+        found = self._running_controller()
+        return None if found is None else found[1].owner_of(topic)
+
+    def _running_controller(self) -> tuple[MqttNode, SimulatedController] | None:
+        world = self._world
+        if world is None or self._controller is None or not world.host(self._controller.host).running:
+            return None
+        node = world.host(self._controller.host).node
+        programs = node.programs if isinstance(node, MqttNode) else []
+        for program in programs:
+            if isinstance(program, SimulatedController) and isinstance(node, MqttNode):
+                return node, program
+        return None
+
+    def _check_owned(self) -> None:
+        settings = self.settings
+        if not settings.has_owned:
+            if settings.migrations_per_minute > 0:
+                raise ConfigError(
+                    "`settings.migrations_per_minute`: no rule in `settings.fabric.classes` makes topics `owned`",
+                    key="settings",
+                )
+        elif self._controller is None:
+            raise ConfigError("`controller`: topics of class `owned` need one, which decides their owners", key="controller")
+        elif self._cloud is not None:
+            raise ConfigError(
+                "`settings.fabric.classes`: owned topics and broadcast groups are checked in different scenarios",
+                key="settings",
+            )
 
     def _check_groups(self) -> None:
         settings = self.settings
@@ -277,6 +349,8 @@ class Fabric(Mqtt):
         figures = {**super().report(), **crossed}
         if isinstance(tables, BroadcastTables):
             figures |= tables.figures()
+        if isinstance(tables, OwnedTables) and isinstance(self.ledger, OwnedLedger):
+            figures |= tables.figures() | self.ledger.figures()
         if self.gateways and self._world is not None:
             moves = [gateway.machine.moves for _, gateway in self._running_gateways(self._world)]
             figures["gateways"] = self.gateways
@@ -289,16 +363,13 @@ class Fabric(Mqtt):
                 for tunnel in gateway.machine.tunnels
                 if tunnel.upstream is not None
             }
-            figures["moves"] = self._ordered_moves(self._world)
+            figures["moves"] = self._ordered_moves()
         return figures
 
-    def _ordered_moves(self, world: World) -> list[dict[str, Any]]:
+    def _ordered_moves(self) -> list[dict[str, Any]]:
         """What the controller ordered, and why."""
-        if self._controller is None or not world.host(self._controller.host).running:
-            return []
-        node = world.host(self._controller.host).node
-        programs = node.programs if isinstance(node, MqttNode) else []
-        return [move for program in programs if isinstance(program, SimulatedController) for move in program.moves()]
+        found = self._running_controller()
+        return [] if found is None else found[1].moves()
 
 
 def _address(broker: Broker) -> str:

@@ -24,15 +24,26 @@ class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fie
     moves_per_minute: float = 0.0
     lcm: dict[str, float] = msgspec.field(default_factory=dict)
     merge_kills: float = 0.0
+    migrations_per_minute: float = 0.0
+    migrations_at_once: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 <= self.moves_per_minute <= 1e6:
             raise ValueError("`moves_per_minute` must be between 0 and 1,000,000")
+        if not 0.0 <= self.migrations_per_minute <= 1e6:
+            raise ValueError("`migrations_per_minute` must be between 0 and 1,000,000")
+        if not 1 <= self.migrations_at_once <= 10_000:
+            raise ValueError("`migrations_at_once` must be between 1 and 10,000")
         if not 0.0 <= self.merge_kills <= 1.0:
             raise ValueError("`merge_kills` is a share: between 0 and 1")
         if any(lcm < 0.0 for lcm in self.lcm.values()):
             raise ValueError("`lcm` must not be negative")
+
+    @property
+    def has_owned(self) -> bool:
+        """Whether there are topics of class ``owned``."""
+        return any(rule.topic_class == "owned" for rule in self.fabric.classes)
 
     @property
     def cloud(self) -> tuple[str, int] | None:
