@@ -14,6 +14,8 @@ from nearcast.fabric.broker_node import BrokerNode
 from nearcast.fabric.control import ClassRules, Node, Registration
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.links import CONTROLLER
+from nearcast.fabric.plan_intake import PlanIntake
+from nearcast.fabric.telemetry import TelemetryReporter
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.gossip import Gossip
 from nearcast.membership.monitoring import Monitor, MonitorSettings
@@ -122,15 +124,20 @@ class FabricBroker(SimulatedBroker):
             self.spool = DiskSpool(host.disk, f"broker-{described.port}-spool/", self.token + SPOOL)
         self.monitor: Monitor | None = None
         self.gossip: Gossip | None = None
+        self.reporter: TelemetryReporter | None = None
         self.registration: Registration | None = None
+        self._as_node: BrokerNode | None = None
         cloud = self.fabric.broadcast.cloud
         if controller is not None or cloud is not None:
             self.monitor = Monitor(described.name, SECRET, host.rng, MonitorSettings(), standing=False)
             node.datagram_ports[described.link_port] = self
         if controller is not None and self.monitor is not None:
-            self.registration = Registration(BrokerNode(self.fabric, self._describe, durable=described.durable), self.monitor)
+            self._as_node = BrokerNode(self.fabric, self._describe, durable=described.durable)
+            self.registration = Registration(self._as_node, self.monitor)
             self.gossip = simulated_gossip(host, described.name, described.link_port, epoch, SECRET)
             self.registration.gossip = self.gossip
+            self.reporter = TelemetryReporter(self.fabric, host.now, self.gossip, self.registration)
+            PlanIntake(self.engine.router, self.registration)
             self.fabric.users[CONTROLLER] = self.registration
         self.lcm = lcm
         self.cloud: CloudStreams | None = None
@@ -140,7 +147,7 @@ class FabricBroker(SimulatedBroker):
 
     def _describe(self) -> Node:
         address = f"{self.host.name}:{self.link_port}"
-        rules = ClassRules() if self.registration is None else self.registration.rules
+        rules = ClassRules() if self._as_node is None else self._as_node.class_rules()
         return Node(name=self.name, role="broker", epoch=self.fabric.epoch, link=address, monitoring=address, classes=rules)
 
     # --- life -----------------------------------------------------------------------------------------------------------
@@ -296,6 +303,9 @@ class FabricBroker(SimulatedBroker):
         if self.open and self.gossip is not None and self.gossip.next_deadline() <= self.host.now:
             self.gossip.tick(self.host.now)
             self._send_gossip(self.gossip)
+        if self.open and self.reporter is not None and self.reporter.next_deadline() <= self.host.now:
+            self.reporter.tick(self.host.now)
+            self._settle()
         if self.open and self._leave_by < float("inf"):
             self._end_if_left()
 
@@ -305,4 +315,6 @@ class FabricBroker(SimulatedBroker):
         deadline = min(super().next_deadline(), self.fabric.next_deadline(), self.links.next_deadline(), self._leave_by)
         if self.gossip is not None:
             deadline = min(deadline, self.gossip.next_deadline())
+        if self.reporter is not None:
+            deadline = min(deadline, self.reporter.next_deadline())
         return deadline if self.cloud is None else min(deadline, self.cloud.next_deadline())
