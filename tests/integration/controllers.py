@@ -69,7 +69,7 @@ class NearcastController(NearcastBroker):
 class ControlledFabric:
     """A controller, and brokers and gateways that know nothing but its address."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, controller_arguments: Sequence[str] = ()) -> None:
         self.directory = directory
         self.secret = directory / "fabric.secret"
         make_secret(self.secret)
@@ -78,7 +78,7 @@ class ControlledFabric:
         home = directory / "controller"
         home.mkdir()
         # Fast enough that a test need not wait for a period.
-        arguments = ["--interval", "2", "--ping-interval-ms", "20", "--period", "1"]
+        arguments = ["--interval", "2", "--ping-interval-ms", "20", "--period", "1", *controller_arguments]
         self.controller = NearcastController(home, self.secret, arguments)
         self._stack.enter_context(self.controller)
 
@@ -87,12 +87,12 @@ class ControlledFabric:
         home.mkdir()
         return home, ["--name", name, "--fabric-secret", str(self.secret), "--controller", self.controller.link_address]
 
-    def start(self, *names: str, gateway: str = "") -> None:
+    def start(self, *names: str, gateway: str = "", data: bool = False, config: str = "") -> None:
         """Brokers of these names, and a gateway if it has one; all start at the same time."""
         made: list[NearcastBroker] = []
         for name in names:
             home, arguments = self._arguments(name)
-            made.append(NearcastBroker(home, arguments=[*arguments, "--site", "here"]))
+            made.append(NearcastBroker(home, config, data=data, arguments=[*arguments, "--site", "here"]))
         if gateway:
             home, arguments = self._arguments(gateway)
             made.append(NearcastGateway(home, arguments=arguments))
@@ -105,14 +105,16 @@ class ControlledFabric:
     def nearcast(self, *words: str, code: int = 0) -> str:
         """A command with the controller's address and the secret; its output, and what it says when it fails. It runs in this
         process, which spares a second for each; :meth:`nearcast_process` is the same as users have it."""
-        output, errors = io.StringIO(), io.StringIO()
+        written = io.BytesIO()
+        output, errors = io.TextIOWrapper(written, "utf-8", write_through=True), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
             for name, value in self._environment.items():
                 patch.setenv(name, value)
             with pytest.raises(SystemExit) as ended:
                 main(words)
-        assert ended.value.code == code, output.getvalue() + errors.getvalue()
-        return output.getvalue() if code == 0 else errors.getvalue()
+        said = written.getvalue().decode()
+        assert ended.value.code == code, said + errors.getvalue()
+        return said if code == 0 else errors.getvalue()
 
     @property
     def _environment(self) -> dict[str, str]:
