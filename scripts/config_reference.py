@@ -50,6 +50,7 @@ This page is made from `src/nearcast/config.py` and `fabricconfig.py` by `script
         "Fabric": "`[fabric]`",
         "TopicClass": "`[[fabric.classes]]`",
         "Groups": "`[fabric.groups]`",
+        "Telemetry": "`[fabric.telemetry]`",
     },
     parts={},
 )
