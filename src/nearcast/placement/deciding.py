@@ -230,17 +230,22 @@ class _Placing:
         trigger = self.trigger[rows]
         owners = self._position[topics.owner[rows]]
         rates = topics.rate[rows]
-        hostable = rates[:, None] <= capacity[None, :]
         violating = np.flatnonzero(trigger == LATENCY)
         leaving = np.flatnonzero((trigger == OVERLOAD) | (trigger == LEAVING))
-        # Where it is, it is counted already. One that is shed goes elsewhere or nowhere.
-        hostable[violating, owners[violating]] = True
+        # One that is shed goes elsewhere or nowhere.
         candidates[leaving, owners[leaving]] = False
+        tight = np.flatnonzero(capacity < rates.max())
+        if len(tight):
+            hostable = np.ones_like(candidates)
+            hostable[:, tight] = rates[:, None] <= capacity[None, tight]
+            # Where it is, it is counted already.
+            hostable[violating, owners[violating]] = True
+            candidates &= hostable
         # What there is now, of the same kind as what is expected elsewhere, if the owner's place is known.
         present_ms = topics.worst_ms[rows]
         known = violating[usable[owners[violating]]]
         present_ms[known] = expected[known, owners[known]]
-        ranked = np.where(candidates & hostable, expected, np.inf)
+        ranked = np.where(candidates, expected, np.inf)
         best = ranked.argmin(axis=1)
         lines = zip(rows.tolist(), best.tolist(), owners.tolist(), rates.tolist(), trigger.tolist(), strict=True)
         for index, (row, broker, owner, rate, why) in enumerate(lines):

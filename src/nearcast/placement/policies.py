@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from nearcast.telemetry.places import Floats, Indices, Mask
+from nearcast.telemetry.places import Floats, Indices, Mask, Places
 
 from .topics import Fleet, PlacementSettings, Topics
 
@@ -42,21 +42,30 @@ def latency_violated(topics: Topics) -> Mask:
 def worst_cases(topics: Topics, rows: Indices, fleet: Fleet) -> Floats:
     """W(t, b) for the topics ``rows`` (axis 0) at every broker (axis 1), rounded to microseconds. A topic without producers or
     without consumers is judged by those it has."""
-    expected = topics.producers.rows(rows).matrix_ms(fleet.places)
-    missing = topics.producer_counts[rows] == 0
-    if missing.any():
-        expected[missing] = 0.0
-    consumers = topics.consumers.rows(rows).matrix_ms(fleet.places)
-    missing = topics.consumer_counts[rows] == 0
-    if missing.any():
-        consumers[missing] = 0.0
-    expected += consumers
-    expected *= 0.5
-    expected += topics.deviation_ms[rows, None]
-    expected *= RESOLUTION_PER_MS
-    np.rint(expected, out=expected)
-    expected /= RESOLUTION_PER_MS
-    return expected
+    brokers = fleet.places.levels()
+    fixed = 2.0 * topics.deviation_ms[rows]
+    total = _side(topics.producers.rows(rows), topics.producer_counts[rows] == 0, fleet.places, brokers, fixed)
+    total += _side(topics.consumers.rows(rows), topics.consumer_counts[rows] == 0, fleet.places, brokers, fixed)
+    total += fixed[:, None]
+    total += 2.0 * brokers[None, :]
+    total *= RESOLUTION_PER_MS / 2
+    np.rint(total, out=total)
+    total /= RESOLUTION_PER_MS
+    return total
+
+
+def _side(clients: Places, missing: Mask, fleet: Places, brokers: Floats, fixed: Floats) -> Floats:
+    """Round trips of producers or consumers, without the brokers' heights and adjustments (``brokers``), and without their own
+    where these are added to ``fixed`` instead: what a row and a column add is then added once for both sides."""
+    levels = clients.levels()
+    if brokers.min(initial=np.inf) + levels.min(initial=np.inf) > 0.0:
+        distances = clients.flat_ms(fleet)
+        fixed += np.where(missing, 0.0, levels)
+    else:  # somewhere adjustments may have to be left out
+        distances = clients.matrix_ms(fleet)
+        distances -= brokers[None, :]
+    distances[missing] = -brokers
+    return distances
 
 
 def feasible(expected: Floats, bound_ms: Floats, usable: Mask) -> Mask:
