@@ -84,7 +84,8 @@ class Deliveries(NamedTuple):
 class Flows:
     """The events of a run, and what the scenario says should have come of them."""
 
-    def __init__(self, events: Path, scenario: Scenario, start_ns: int) -> None:
+    def __init__(self, events: Path, scenario: Scenario, start_ns: int, until_s: float | None = None) -> None:
+        """``until_s``: messages sent later are left out, of a load that was ended in the middle."""
         self.start_ns = start_ns
         self._clients = expand_clients(scenario)
         table = read_table(events, COLUMNS)
@@ -92,6 +93,8 @@ class Flows:
         kind = self._kind
         self._read_connections(table)
         sent = kind == "published"
+        if until_s is not None:
+            sent &= _numbers(table, "sent_ns") <= start_ns + int(until_s * 1e9)
         order = np.argsort(_numbers(table, "message_id")[sent], kind="stable")
         self._id = _numbers(table, "message_id")[sent][order]
         self._sent_ns = _numbers(table, "sent_ns")[sent][order]

@@ -50,7 +50,8 @@ def evaluate(run: Run[MigrationParameters], scenarios: Mapping[str, Scenario], p
     disorder: dict[str, int] = {}
     for label, scenario in scenarios.items():
         start_ns = int((run.folder / "load" / label / "start").read_text())
-        flows = Flows(run.events(label), scenario, start_ns)
+        last_s = max((phase.until_s for phase in phases if phase.setup == label), default=0.0)
+        flows = Flows(run.events(label), scenario, start_ns, last_s + AFTER_S)
         counts[label] = flows.counts()
         disorder[label] = flows.out_of_order()
         watched = [client.name for client in expand_clients(scenario) if client.name.startswith("watched")]
