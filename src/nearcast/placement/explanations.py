@@ -82,7 +82,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             choice = "the least of all" if hopeless else "the least of those with room" if self._passed_over() else "the least"
             return f"{none}It moves to {self.target}{because}: {choice}{expected}."
         if self.outcome == "best":
-            return f"{none}It stays: nothing nearer has room."
+            return f"{none}It stays: no other is nearer."
         if self.outcome == "borderline":
             return f"{none}It stays: {self.target or 'another broker'} would gain less than {self.margin_ms:.1f} ms{expected}."
         if self.outcome == "settling":
