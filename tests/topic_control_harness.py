@@ -17,7 +17,8 @@ from nearcast.fabric.directory_client import ControllerDirectory
 from nearcast.fabric.frames import frame
 from nearcast.fabric.owner_records import Migrated, MigrateOrder, Owner
 from nearcast.fabric.planning import BROKER_REPORT, TOPIC_REPORT
-from nearcast.fabric.topic_manager import TopicManager, TopicSettings
+from nearcast.fabric.topic_manager import TopicManager
+from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.telemetry.records import BrokerReport, Crowd, Place, TopicReport, TopicSummary
 from tests.control_harness import FakeRegistrant, Net
 

@@ -207,7 +207,7 @@ def test_an_owner_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost(tm
             wait_for("another owner", lambda: owner_of(fabric, "swarm/1") in ("b1", "b2"))
             before = stream.count
             wait_for("messages over it", lambda: stream.count > before + 20)
-        numbers = set()
+        numbers: set[int] = set()
         while len(numbers) < stream.count:
             numbers.add(int(subscriber.messages.get(timeout=PATIENCE_SECONDS).payload))
         assert numbers == set(range(stream.count))

@@ -13,7 +13,7 @@ from nearcast.configfile import Document
 from nearcast.errors import ConfigError
 from nearcast.fabric.controlling import ControlSettings
 from nearcast.fabric.migrations import Workflow
-from nearcast.fabric.topic_manager import TopicSettings
+from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.membership.monitoring import MonitorSettings
 from nearcast.placement.assignment import MIGRATION_THRESHOLD, Policy
 from nearcast.placement.topics import PlacementSettings

@@ -53,7 +53,7 @@ class _ControllerCollector(Collector):
             ("plans", "Plans made here.", topics.plans),
             ("plans_taken", "Plans of others that were carried out.", topics.plans_taken),
             ("plans_refused", "Plans of others that were not.", topics.plans_refused),
-            ("failovers", "Topics whose owner died.", topics.failovers),
+            ("failovers", "Topics whose owner died.", topics.desk.appointed),
             ("telemetry_rounds", "Rounds of reports on topics.", topics.telemetry.rounds),
             ("telemetry_bytes", "Bytes of reports.", topics.telemetry.bytes_received),
             ("telemetry_refused", "Reports that could not be read.", topics.telemetry.refused),

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from nearcast.fabric.controlling import Controller
 from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import Greeting
 from nearcast.fabric.registry import Entry
+from nearcast.fabric.topic_planner import PlanJob
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.monitoring import Monitor
 from nearcast.mqtt.access import Peer
@@ -94,6 +96,9 @@ class ControllerProcess:
         self._logged_moves = 0
         self._logged_migrations = 0
         self._stop_asked = asyncio.Event()
+        # Plans for many topics take seconds of a processor, in which nodes are to be heard.
+        self._planning = ThreadPoolExecutor(1, "planning")
+        self.controller.topics.planner.elsewhere = self._plan_elsewhere
         self._stopping = False
 
     # --- life -----------------------------------------------------------------------------------------------------------
@@ -148,7 +153,21 @@ class ControllerProcess:
         await self._close()
         logs.event(logging.INFO, "stopped")
 
+    def _plan_elsewhere(self, job: PlanJob) -> None:
+        done = asyncio.get_running_loop().run_in_executor(self._planning, job.run)
+        done.add_done_callback(lambda ended: self._planned(job, ended))
+
+    def _planned(self, job: PlanJob, ended: asyncio.Future[None]) -> None:
+        if ended.cancelled() or self._stopping:
+            return
+        error = ended.exception()
+        if error is not None:
+            logs.event(logging.ERROR, "planning failed", error=repr(error))
+        self.controller.topics.planned(job, self.monotonic())
+        self.flush()
+
     async def _close(self) -> None:
+        self._planning.shutdown(wait=False, cancel_futures=True)
         if self._timer is not None:
             self._timer.cancel()
         await self.listener.close()

@@ -101,7 +101,7 @@ def page(
         matches = _matcher(topic_filter)
         owners = [one for one in owners if matches.match(one.topic.encode("utf-8")) is not None]
     if violated:
-        arrays = manager.picture(owners, now)
+        arrays = manager.planner.picture(owners, now)
         over = (arrays.bound_ms > 0.0) & (arrays.worst_ms > arrays.bound_ms)
         named = {arrays.names[row] for row in over.nonzero()[0].tolist()}
         owners = [one for one in owners if one.topic in named]
@@ -127,14 +127,14 @@ def one(manager: TopicManager, topic: str, now: float) -> OwnedTopicView:
 
 
 def _views(manager: TopicManager, owners: list[Owner], now: float) -> list[OwnedTopicView]:
-    arrays = manager.picture(owners, now)
+    arrays = manager.planner.picture(owners, now)
     rows = {name: row for row, name in enumerate(arrays.names)}
     return [_view(manager, owner, arrays, rows[owner.topic]) for owner in owners]
 
 
 def _view(manager: TopicManager, owner: Owner, arrays: Topics, row: int) -> OwnedTopicView:
     pending = manager.migrations.pending.get(owner.topic)
-    rule = manager.rule_of(owner.topic)
+    rule = manager.rules.rule_of(owner.topic)
     producers, consumers = int(arrays.producer_counts[row]), int(arrays.consumer_counts[row])
     used = producers > 0 and consumers > 0
     bound, worst = float(arrays.bound_ms[row]), float(arrays.worst_ms[row])

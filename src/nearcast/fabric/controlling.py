@@ -18,7 +18,7 @@ import msgspec
 
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
-from nearcast.fabric.classes import class_fault
+from nearcast.fabric.classes import OWNED, class_fault
 from nearcast.fabric.control import (
     Assignment,
     ClassRule,
@@ -37,7 +37,8 @@ from nearcast.fabric.moves import Move, Moves
 from nearcast.fabric.parts import LinkUser
 from nearcast.fabric.refusals import Refused as Refused
 from nearcast.fabric.registry import Entry, NodeState, reachable
-from nearcast.fabric.topic_manager import OWNED_CLASS, TopicManager, TopicSettings
+from nearcast.fabric.topic_manager import TopicManager
+from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
 from nearcast.membership.packets import ACCEPTED
@@ -620,6 +621,6 @@ def bound_fault(topic_class: str, max_latency_ms: float) -> str:
     """What is wrong with a latency bound, in words; empty when nothing is."""
     if not 0.0 <= max_latency_ms <= MAX_LATENCY_BOUND_MS:
         return f"a latency bound is between 0 (none) and {MAX_LATENCY_BOUND_MS:,.0f} ms"
-    if max_latency_ms and topic_class != OWNED_CLASS:
+    if max_latency_ms and topic_class != OWNED:
         return f"only topics of class owned have a latency bound, and this is {topic_class}"
     return ""

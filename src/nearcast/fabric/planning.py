@@ -115,14 +115,26 @@ class Telemetry:
         reports = [self.report_of(name, now) or BrokerReport(name, 0.0) for name in brokers]
         return fleet_of(reports, leaving=leaving, unusable=unusable)
 
-    def topics(
-        self, fleet: Fleet, held: Mapping[str, Held], bound_of: Callable[[str], float], now: float, *, only: bool = False
-    ) -> Topics:
-        """The topics of ``held``, and (unless ``only``) those that are reported and nobody is known to own."""
-        rows = [part for known in self.brokers.values() if known.is_fresh(known.rows_at, now) for part in known.rows]
-        if only:
-            rows = [_picked(part, held) for part in rows]
-        return topics_of(rows, fleet, held, bound_of)
+    def fresh_rows(self, now: float) -> FreshRows:
+        """What all brokers said of topics, as far as it still counts."""
+        return FreshRows(
+            [part for known in self.brokers.values() if known.is_fresh(known.rows_at, now) for part in known.rows]
+        )
+
+
+class FreshRows:
+    """Reports on topics at one moment. They never change: newer ones take their place."""
+
+    def __init__(self, parts: list[Rows]) -> None:
+        self._parts = parts
+
+    def picked(self, held: Mapping[str, Held]) -> FreshRows:
+        """Only what is about these topics."""
+        return FreshRows([_picked(part, held) for part in self._parts])
+
+    def topics(self, fleet: Fleet, held: Mapping[str, Held], bound_of: Callable[[str], float]) -> Topics:
+        """The topics of ``held``, and those that are reported and nobody is known to own."""
+        return topics_of(self._parts, fleet, held, bound_of)
 
 
 def _refuse_others(told: str, broker: str) -> None:

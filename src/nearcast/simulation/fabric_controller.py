@@ -14,7 +14,7 @@ from nearcast.fabric.hub import Hub
 from nearcast.fabric.links import BROKER, CONTROLLER, GATEWAY, Greeting
 from nearcast.fabric.migrations import Workflow
 from nearcast.fabric.refusals import Refused
-from nearcast.fabric.topic_manager import TopicSettings
+from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.membership.monitoring import Monitor, MonitorSettings
 from nearcast.placement.topics import PlacementSettings

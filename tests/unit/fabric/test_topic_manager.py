@@ -500,10 +500,10 @@ def test_an_exception_comes_before_the_rule_that_it_is_one_of() -> None:
     net = three()
     net.controller.set_class("swarm/fast", "owned", net.now, 10.0)
     net.controller.set_class("#", "owned", net.now, 500.0)
-    bounds = [net.manager.bound_of(topic) for topic in ("swarm/fast", "swarm/1", "else")]
+    bounds = [net.manager.rules.bound_of(topic) for topic in ("swarm/fast", "swarm/1", "else")]
     assert bounds == [10.0, 40.0, 500.0]
     net.controller.remove_class("swarm/fast", net.now)
-    assert net.manager.bound_of("swarm/fast") == 40.0
+    assert net.manager.rules.bound_of("swarm/fast") == 40.0
 
 
 @pytest.mark.parametrize(
@@ -526,5 +526,5 @@ def test_a_controller_that_was_started_again_has_the_bounds_from_the_brokers() -
     net.controller.set_class("fleet/#", "owned", net.now, 25.0)
     net.run(1.0)
     net.restart_controller()
-    net.run_until(lambda: net.manager.bound_of("fleet/7") == 25.0, "the rules")
+    net.run_until(lambda: net.manager.rules.bound_of("fleet/7") == 25.0, "the rules")
     assert ClassRule("fleet/#", "owned", 25.0) in net.controller.rules.rules
