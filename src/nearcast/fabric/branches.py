@@ -2,8 +2,8 @@
 
 ::
 
-    gateway ◄─OWNER──────────── broker    who owns a topic that a client of this gateway published here, and who that client is;
-                                          again, when the owner changes
+    gateway ◄─OWNER──────────── broker    who owns a topic that a client of this gateway published here, and who that client
+                                          is; again, when the owner changes
     gateway ──OWNED_PUBLISH──►  owner     a client's messages
     gateway ◄─OWNED_ACK──────── owner     all up to this one are in its journal; these were refused
     gateway ──SOURCE_CLOSED──►  broker    no more of this topic comes this way

@@ -10,7 +10,7 @@ way behind the last message there (SOURCE_CLOSED, with a number drawn for it), a
 the owner lets them wait until the word has come to it, on the old way, behind the messages before.
 
 While there is no link to the owner, messages go to the owner before it, which passes them on, or by way of the home broker.
-What a broker that is lost has not answered is sent again, one of these ways. Nothing here waits for anybody.
+What a broker that is lost has not answered is sent again by way of the home broker. Nothing here waits for anybody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames
 from nearcast.fabric.direct_clients import MARKED_S, NO_MARK, DirectClient, Use, puback, publish_id
 from nearcast.fabric.direct_lines import BY_HOME, NOT_OWNED, Sent
-from nearcast.fabric.mirrors import Mirror, body_start, packet_end
+from nearcast.fabric.mirrors import DUPLICATE, Mirror, body_start, packet_end
 from nearcast.mqtt import reasons
 from nearcast.mqtt.packets import MQTT_5
 from nearcast.mqtt.records import Fields
@@ -229,7 +229,7 @@ class Direct:
                             topic_end = topic_at + (run[topic_at - 2] << 8 | run[topic_at - 1])
                         path = self.topics.get(run[topic_at:topic_end])
                         if path is not None and topic_end <= stop:
-                            way = self._way(tunnel, client, path, upstream, stop - position, pending, now)
+                            way = self._way(tunnel, client, path, upstream, first, stop - position, pending, now)
                         if way == DIRECT:
                             packet = run[position:stop]
                 if first & 6 == 2 and way != LATER:
@@ -280,7 +280,7 @@ class Direct:
         if packet is None:
             return HOME, b""
         path = self.topics.get(packet.topic.encode("utf-8"))
-        way = HOME if path is None else self._way(tunnel, client, path, upstream, len(raw), pending, now)
+        way = HOME if path is None else self._way(tunnel, client, path, upstream, raw[0], len(raw), pending, now)
         if way == LATER:
             return way, b""
         return way, mirror.sent_aliased(packet, raw, way == HOME)
@@ -291,6 +291,7 @@ class Direct:
         client: DirectClient,
         path: TopicPath,
         upstream: Upstream,
+        first: int,
         size: i64,
         pending: bool,
         now: float,
@@ -302,8 +303,8 @@ class Direct:
             use = client.use_of(path.topic, now)
         line = self._line_of(path, now)
         mirror = tunnel.mirror
-        if mirror is None or not mirror.connected or mirror.no_local or size > MAX_DIRECT_BYTES:
-            line = None
+        if mirror is None or not mirror.connected or mirror.no_local or size > MAX_DIRECT_BYTES or first & DUPLICATE:
+            line = None  # what is sent again is so because nobody answered, or because an owner left it to the home broker
         elif line is not None and line.name == upstream.broker and self._rests(use, line, now):
             line = None  # the owner is the home broker, and nothing is on its way there by others
         elif line is not None and use.line is None and use.home:

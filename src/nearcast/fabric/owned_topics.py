@@ -35,6 +35,9 @@ OWN: Final = ""
 MAX_OWN_EPOCHS: Final = 16
 """Epochs of its own that a broker remembers: words about them may be on their way."""
 
+GATEWAY_SOURCE: Final = "\2"
+"""Before the name of a gateway that is a source, and behind it: brokers may have the same names."""
+
 TOLD_AGAIN_S: Final = 30.0
 """A client that published nothing for so long counts as a new producer: its gateway may have forgotten the topic."""
 
@@ -118,6 +121,13 @@ class OwnedTopic(RouteWatch):
     def text(self) -> str:
         """Its name, as a string."""
         return self.name.decode("utf-8")
+
+    def holds(self, by: str) -> bool:
+        """Whether something waits here that came from a broker, or from a gateway; what a gateway's clients published by way
+        of this broker counts as this broker's own."""
+        if by[:1] != GATEWAY_SOURCE:
+            return by in self.parked
+        return any([source == OWN or source.startswith(by) for source in self.parked])  # noqa: C419 - mypyc: no generators
 
     def begins(self, epoch: int, owner: str, state: int) -> None:
         """Another epoch: what belonged to the one before is forgotten."""

@@ -1,9 +1,9 @@
 """Which broker a client would be served best by: the owner of all that it is subscribed to, if that is one broker.
 
 Gateways are told (FOLLOW), and move such clients (:mod:`nearcast.fabric.following`). A client without a gateway that said in
-its CONNECT that it follows Server References (user property ``nearcast`` = ``redirect``, MQTT 5) is sent to the owner's address
-(DISCONNECT 0x9C, section 4.11) once all owned topics it subscribed to or publishes have one other owner. It is not sent away
-where that would have its will published: the session goes on at the other broker, and the client is not gone.
+its CONNECT that it follows Server References (user property ``nearcast`` = ``redirect``, MQTT 5) is sent to the owner's
+address (DISCONNECT 0x9C, section 4.11) once all owned topics it subscribed to or publishes have one other owner. It is not
+sent away where that would have its will published: the session goes on at the other broker, and the client is not gone.
 
 All of this is advice: it is looked at a little later than things happen, a number of clients at a time, and a client that
 nobody advises is served all the same.
@@ -52,7 +52,7 @@ class OwnerHints:
         self.addresses: dict[str, str] = {}
         self.next_look = 0.0
         self.redirected = 0
-        # Clients to look at; those that were advised; what those publish that may be redirected, and since when they should be.
+        # Clients to look at; those that were advised; what those publish that may be redirected, and where to, since when.
         self._changed: dict[str, None] = {}
         self._advised: dict[str, None] = {}
         self._published: dict[str, dict[bytes, None]] = {}

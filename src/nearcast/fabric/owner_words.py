@@ -87,7 +87,7 @@ class Words:
         What the source sent straight to that one waits for this there, also if it has handed the topic on meanwhile. The word
         goes the way of the messages it stands behind, to whoever orders them, and from there to the one who waits.
         """
-        if topic.state == UNKNOWN or word.by in topic.parked:
+        if topic.state == UNKNOWN or topic.holds(word.by):
             topic.waiting_words.append(word)
         elif word.epoch in topic.own_epochs:
             self._come_through(topic, word.source, word.epoch, now)

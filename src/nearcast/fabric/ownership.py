@@ -23,7 +23,7 @@ from nearcast.fabric.classes import OWNED
 from nearcast.fabric.fences import stretch
 from nearcast.fabric.identities import Identity, Seen
 from nearcast.fabric.outgoing import PEER_PREFIX
-from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, OWN, OWNER, UNKNOWN, OwnedTopic, WaitingWord
+from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, GATEWAY_SOURCE, OWN, OWNER, UNKNOWN, OwnedTopic, WaitingWord
 from nearcast.fabric.owner_errands import AGAIN, NO_IDENTITY, OwnerErrand
 from nearcast.fabric.owner_records import MigrateOrder, Migrated
 from nearcast.fabric.owner_words import EXPECTED_S, WAIT_S, Words
@@ -47,9 +47,6 @@ IDLE_S: Final = 600.0
 """A topic of another broker that nobody used here for so long is forgotten."""
 
 SWEEP_S: Final = 60.0
-
-GATEWAY_SOURCE: Final = "\2"
-"""Before the name of a gateway that is a source: a broker may have the same name."""
 
 
 class DirectoryClient(Protocol):
@@ -326,7 +323,7 @@ class Ownership(Part):
         """A gateway's client published, straight to the owner as of ``epoch``; the topic is checked, the client allowed to.
 
         ``behind``: the broker that its messages of this topic went to before; ``closing`` names the word that comes from there
-        (:meth:`close_source`). A gateway changes the ways of its clients at different times: each change is a source of its own.
+        (:meth:`close_source`). A gateway changes the ways of its clients at different times: each is a source of its own.
         """
         topic = self.topic(publication.topic)
         topic.used_at = now
@@ -339,9 +336,9 @@ class Ownership(Part):
         if witness is not None:
             witness.processed(publication, now)
         errand = OwnerErrand(errands.TO_OWNER, epoch or topic.epoch, "")
-        errand.behind = behind
         source = gateway_source(gateway, closing)
         gated = behind != "" and topic.closed.get(source, 0) < errand.epoch
+        errand.behind = behind if gated else ""
         if not gated and source not in topic.parked and not (topic.mine and errand.epoch == topic.epoch):
             source = OWN
         self._intake(topic, source, errand, None, publication, now)
@@ -352,7 +349,8 @@ class Ownership(Part):
         """A gateway sends a topic's messages to its ``owner`` of ``epoch`` from now on, which may be the one known here."""
         topic = self.topic(name)
         source = gateway_source(gateway, closing)
-        self.words.closed(topic, WaitingWord(source, source, epoch or topic.epoch, owner or topic.owner), now)
+        by = GATEWAY_SOURCE + gateway + GATEWAY_SOURCE
+        self.words.closed(topic, WaitingWord(by, source, epoch or topic.epoch, owner or topic.owner), now)
 
     def _intake(
         self,
@@ -493,6 +491,7 @@ class Ownership(Part):
             self.changed(topic)
         for session in topic.parked.values():
             if session.behind_epoch and session.until <= now:
+                topic.closed[session.source] = max(session.behind_epoch, topic.closed.get(session.source, 0))
                 session.behind_epoch = 0
                 self.late_gates += 1
         if topic.state == ACQUIRING and topic.until <= now:
