@@ -54,6 +54,7 @@ class Job:
 JOBS = (
     Job("evaluate", "nearcast.pipeline.evaluate", "A recorded run's latencies, losses, violations; a report."),
     Job("archive", "nearcast.pipeline.archive", "Stream topics to partitioned Parquet, compacted.", streaming=True),
+    Job("telemetry", "nearcast.pipeline.telemetry", "Plan where owned topics belong, from telemetry.", streaming=True),
     Job("sweep", "nearcast.pipeline.sweep", "A function of (parameters, seed) over a grid; resumable."),
 )
 
