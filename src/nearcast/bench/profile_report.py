@@ -66,5 +66,5 @@ def profile_lines(profile: Profile) -> list[str]:
         f"(QoS {profile.qos}){beyond}"
     )
     lines.append("for the controller's configuration, with some distance kept:")
-    lines.append(f"\\\\[controller.placement]\\nout_rate_limit = {profile.out_rate_limit:.0f}")
+    lines.append(f"\\[controller.placement]\nout_rate_limit = {profile.out_rate_limit:.0f}")
     return lines
