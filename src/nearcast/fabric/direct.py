@@ -69,8 +69,8 @@ class TopicPath:
         #: The epoch in which the broker there was the owner.
         self.line_epoch = 0
         self.used_at = now
-        #: By the name of a broker that was used before: the link, the closing that was said on it, and when.
-        self.closings: dict[str, tuple[TrunkLine, int, float]] = {}
+        #: By the name of a broker that was used before, and the epoch: the link, the closing that was said on it, and when.
+        self.closings: dict[tuple[str, int], tuple[TrunkLine, int, float]] = {}
 
 
 class Direct:
@@ -184,9 +184,9 @@ class Direct:
         for path in self.topics.values():
             if path.line is line:
                 path.line = None
-            closing = path.closings.get(line.name)
-            if closing is not None and closing[0] is line:
-                del path.closings[line.name]
+            for key, closing in list(path.closings.items()):
+                if closing[0] is line:
+                    del path.closings[key]
         lost = list(line.direct.unanswered.values())
         line.direct.unanswered.clear()
         waiting = list(line.direct.waiting)
@@ -305,7 +305,7 @@ class Direct:
         mirror = tunnel.mirror
         if mirror is None or not mirror.connected or mirror.no_local or size > MAX_DIRECT_BYTES or first & DUPLICATE:
             line = None  # what is sent again is so because nobody answered, or because an owner left it to the home broker
-        elif line is not None and line.name == upstream.broker and self._rests(use, line, now):
+        elif line is not None and line.name == upstream.broker and self._rests(path, use, line, now):
             line = None  # the owner is the home broker, and nothing is on its way there by others
         elif line is not None and use.line is None and use.home:
             if tunnel.previous is not None:
@@ -319,7 +319,7 @@ class Direct:
         if not line.direct.has_room():
             line.direct.waiting[tunnel] = None
             return LATER
-        if use.line is not line:
+        if use.line is not line or use.epoch != path.line_epoch:
             self._switch(path, use, line, now)
         if self._line is not line or self._path is not path:
             self._flush_group(tunnel, client, now)
@@ -328,11 +328,11 @@ class Direct:
             self._use = use
         return DIRECT
 
-    def _rests(self, use: Use, line: TrunkLine, now: float) -> bool:
+    def _rests(self, path: TopicPath, use: Use, line: TrunkLine, now: float) -> bool:
         """Whether a client's messages, whose home broker is the owner, all came to it over the same link."""
         if use.line is None:
             return not use.home or use.home == line.name
-        return use.line is line and now >= use.marked_until
+        return use.line is line and use.epoch == path.line_epoch and now >= use.marked_until
 
     def _line_of(self, path: TopicPath, now: float) -> TrunkLine | None:
         """The link that a topic's messages take, if there is one."""
@@ -341,15 +341,15 @@ class Direct:
         line = gateway.lines.get(path.owner) if path.owner else None
         if line is None:
             return before
-        path.line_epoch = path.epoch
-        if before is line:
+        if before is line and path.line_epoch == path.epoch:
             return before
         if before is not None:
+            # Also where the broker is the same: what it was sent in the earlier epoch may be on its way round by others.
             closing = gateway.rng.getrandbits(60) | 1
             before.direct.close_source(path.topic, path.epoch, path.owner, closing)
-            path.closings[before.name] = (before, closing, now)
-        path.closings.pop(line.name, None)
+            path.closings[before.name, path.line_epoch] = (before, closing, now)
         path.line = line
+        path.line_epoch = path.epoch
         self.switches += 1
         return line
 
@@ -359,7 +359,7 @@ class Direct:
         use.closing = 0
         before = use.line
         if before is not None:
-            closing = path.closings.get(before.name)
+            closing = path.closings.get((before.name, use.epoch))
             if closing is not None and closing[0] is before:
                 use.behind = before.name
                 use.closing = closing[1]
@@ -370,6 +370,7 @@ class Direct:
                 use.closing = self._gateway.rng.getrandbits(60) | 1
                 home.direct.close_source(path.topic, path.epoch, path.owner, use.closing)
         use.line = line
+        use.epoch = path.line_epoch
         use.home = ""
         use.marked_until = now + MARKED_S
 
@@ -425,8 +426,8 @@ class Direct:
                     owners[path.owner] = None
                 if path.line is not None:
                     owners[path.line.name] = None
-            for name, (_, _, closed_at) in list(path.closings.items()):
+            for key, (_, _, closed_at) in list(path.closings.items()):
                 if now - closed_at >= MARKED_S:
-                    del path.closings[name]
+                    del path.closings[key]
         for owner in owners:
             self._gateway.reaches(owner, now)

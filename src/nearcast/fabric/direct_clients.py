@@ -33,6 +33,7 @@ class Use:
 
     def __init__(self) -> None:
         self.line: TrunkLine | None = None
+        self.epoch = 0
         self.home = ""
         self.behind = ""
         self.closing = 0

@@ -46,10 +46,12 @@ MAX_REMEMBERED: Final = 4_096
 
 
 class WaitingWord:
-    """The word CLOSED of ``source`` for the owner of an ``epoch``, behind what came the same way (``by``)."""
+    """The word CLOSED of ``source`` for the owner of an ``epoch``, behind what came the same way: of the sources ``by``, and
+    what this broker passed on itself if it waits for its own word of the epoch ``own_behind``."""
 
-    def __init__(self, by: str, source: str, epoch: int, owner: str) -> None:
+    def __init__(self, by: list[str], own_behind: int, source: str, epoch: int, owner: str) -> None:
         self.by = by
+        self.own_behind = own_behind
         self.source = source
         self.epoch = epoch
         self.owner = owner
@@ -122,12 +124,17 @@ class OwnedTopic(RouteWatch):
         """Its name, as a string."""
         return self.name.decode("utf-8")
 
-    def holds(self, by: str) -> bool:
-        """Whether something waits here that came from a broker, or from a gateway; what a gateway's clients published by way
-        of this broker counts as this broker's own."""
-        if by[:1] != GATEWAY_SOURCE:
-            return by in self.parked
-        return any([source == OWN or source.startswith(by) for source in self.parked])  # noqa: C419 - mypyc: no generators
+    def holds(self, word: WaitingWord) -> bool:
+        """Whether something waits here that a word stands behind."""
+        if word.own_behind and word.own_behind == self.own_behind_epoch:
+            return True
+        return any([source in self.parked for source in word.by])  # noqa: C419 - mypyc: no generators
+
+    def waiting_from(self, gateway: str) -> list[str]:
+        """The sources of what waits here and came from a gateway. What its clients published by way of this broker is among
+        this broker's own."""
+        prefix = GATEWAY_SOURCE + gateway + GATEWAY_SOURCE
+        return [source for source in self.parked if source == OWN or source.startswith(prefix)]
 
     def begins(self, epoch: int, owner: str, state: int) -> None:
         """Another epoch: what belonged to the one before is forgotten."""

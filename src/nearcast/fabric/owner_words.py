@@ -73,9 +73,9 @@ class Words:
                 self._done(topic, "", now)
         elif what == errands.CLOSING:
             self._ownership.told(topic.text, errand.epoch, errand.name, now)
-            self.closed(topic, WaitingWord(peer.name, errand.other, errand.epoch, errand.name), now)
+            self.closed(topic, WaitingWord([peer.name], 0, errand.other, errand.epoch, errand.name), now)
         elif what == errands.CLOSED:
-            self.closed(topic, WaitingWord(peer.name, errand.other, errand.epoch, errand.name), now)
+            self.closed(topic, WaitingWord([peer.name], 0, errand.other, errand.epoch, errand.name), now)
         elif what == errands.COME_THROUGH:
             self._come_through(topic, errand.other, errand.epoch, now)
         else:
@@ -87,7 +87,7 @@ class Words:
         What the source sent straight to that one waits for this there, also if it has handed the topic on meanwhile. The word
         goes the way of the messages it stands behind, to whoever orders them, and from there to the one who waits.
         """
-        if topic.state == UNKNOWN or topic.holds(word.by):
+        if topic.state == UNKNOWN or topic.holds(word):
             topic.waiting_words.append(word)
         elif word.epoch in topic.own_epochs:
             self._come_through(topic, word.source, word.epoch, now)

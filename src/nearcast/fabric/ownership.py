@@ -349,8 +349,9 @@ class Ownership(Part):
         """A gateway sends a topic's messages to its ``owner`` of ``epoch`` from now on, which may be the one known here."""
         topic = self.topic(name)
         source = gateway_source(gateway, closing)
-        by = GATEWAY_SOURCE + gateway + GATEWAY_SOURCE
-        self.words.closed(topic, WaitingWord(by, source, epoch or topic.epoch, owner or topic.owner), now)
+        by = topic.waiting_from(gateway)
+        word = WaitingWord(by, topic.own_behind_epoch, source, epoch or topic.epoch, owner or topic.owner)
+        self.words.closed(topic, word, now)
 
     def _intake(
         self,
