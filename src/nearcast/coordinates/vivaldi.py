@@ -11,10 +11,11 @@ Three things are done in another way than there, each because it measured better
   where they end, so that a sample moves it a step of least squares over all of them. Coordinates find their place with a
   fraction of the samples, and then stand still.
 - *Near nodes count more* (:attr:`~nearcast.coordinates.settings.VivaldiSettings.nearness`).
-- *What does not fit counts less.* A spring's pull ends where it is several times as wrong as the median of all springs. So
-  paths that no space has room for do not spoil the rest, and a liar has no more influence than an honest node on a bad path,
-  whatever it says and however sure it claims to be. When everything is wrong, because the node itself has moved, the median is
-  high and everything counts.
+- *What does not fit counts less.* A spring's pull grows no more where it is several times as wrong as the median of all
+  springs. So paths that no space has room for do not spoil the rest, and a liar has no more influence than an honest node on a
+  bad path, whatever it says and however sure it claims to be. It does not end there: a node on the wrong side of all others
+  has one spring that is wrong, the one to its neighbour, and has to follow it. When everything is wrong, because the node
+  itself has moved, the median is high and everything counts.
 
 Samples that are no numbers, absurdly far or of other dimensions are refused. Owns no sockets, clocks or names beyond those it
 is handed.
@@ -143,8 +144,7 @@ class Vivaldi:
             weight = mine.error / (mine.error + their_error)
             weight /= math.pow(max(spring.rtt_ms, settings.noise_ms), settings.nearness)
             if settings.outlier_factor > 0.0:
-                excess = spring.wrong / limit
-                weight /= 1.0 + excess * excess
+                weight /= 1.0 + spring.wrong / limit
             spring.weight = weight
             weights += weight
             wrong += weight * min(spring.wrong, WORST_ERROR)
