@@ -58,6 +58,16 @@ DIRECT: Final = 1
 LATER: Final = 2
 
 
+class Closing:
+    """A SOURCE_CLOSED that was said on a link, for the owner of an epoch; ``number`` is how messages refer to it."""
+
+    def __init__(self, line: TrunkLine, epoch: int, number: int, now: float) -> None:
+        self.line = line
+        self.epoch = epoch
+        self.number = number
+        self.said_at = now
+
+
 class TopicPath:
     """One owned topic: its owner as far as the gateway was told, and the link that its messages take, if they take one."""
 
@@ -69,8 +79,9 @@ class TopicPath:
         #: The epoch in which the broker there was the owner.
         self.line_epoch = 0
         self.used_at = now
-        #: By the name of a broker that was used before, and the epoch: the link, the closing that was said on it, and when.
-        self.closings: dict[tuple[str, int], tuple[TrunkLine, int, float]] = {}
+        #: What was said on links that were used before, by broker and epoch of its use. Clients that change at the same time
+        #: share it.
+        self.closings: dict[tuple[str, int], Closing] = {}
 
 
 class Direct:
@@ -185,7 +196,7 @@ class Direct:
             if path.line is line:
                 path.line = None
             for key, closing in list(path.closings.items()):
-                if closing[0] is line:
+                if closing.line is line:
                     del path.closings[key]
         lost = list(line.direct.unanswered.values())
         line.direct.unanswered.clear()
@@ -343,11 +354,6 @@ class Direct:
             return before
         if before is line and path.line_epoch == path.epoch:
             return before
-        if before is not None:
-            # Also where the broker is the same: what it was sent in the earlier epoch may be on its way round by others.
-            closing = gateway.rng.getrandbits(60) | 1
-            before.direct.close_source(path.topic, path.epoch, path.owner, closing)
-            path.closings[before.name, path.line_epoch] = (before, closing, now)
         path.line = line
         path.line_epoch = path.epoch
         self.switches += 1
@@ -359,10 +365,11 @@ class Direct:
         use.closing = 0
         before = use.line
         if before is not None:
-            closing = path.closings.get((before.name, use.epoch))
-            if closing is not None and closing[0] is before:
+            # Also where the broker is the same: what it was sent in an earlier epoch may be on its way round by others.
+            closing = self._closing(path, before, use.epoch, now)
+            if closing is not None:
                 use.behind = before.name
-                use.closing = closing[1]
+                use.closing = closing.number
         elif use.home and use.home != line.name:
             home = self._gateway.lines.get(use.home)
             if home is not None:
@@ -373,6 +380,17 @@ class Direct:
         use.epoch = path.line_epoch
         use.home = ""
         use.marked_until = now + MARKED_S
+
+    def _closing(self, path: TopicPath, before: TrunkLine, epoch: int, now: float) -> Closing | None:
+        """Say that no more comes over a link from those who used it in ``epoch``; none, if the link is gone."""
+        if self._gateway.lines.get(before.name) is not before:
+            return None
+        closing = path.closings.get((before.name, epoch))
+        if closing is None or closing.line is not before or closing.epoch != path.line_epoch:
+            closing = Closing(before, path.line_epoch, self._gateway.rng.getrandbits(60) | 1, now)
+            before.direct.close_source(path.topic, path.line_epoch, path.owner, closing.number)
+            path.closings[before.name, epoch] = closing
+        return closing
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
@@ -426,8 +444,8 @@ class Direct:
                     owners[path.owner] = None
                 if path.line is not None:
                     owners[path.line.name] = None
-            for key, (_, _, closed_at) in list(path.closings.items()):
-                if now - closed_at >= MARKED_S:
+            for key, closing in list(path.closings.items()):
+                if now - closing.said_at >= MARKED_S:
                     del path.closings[key]
         for owner in owners:
             self._gateway.reaches(owner, now)
