@@ -172,8 +172,10 @@ def topics_of(
     for part, rows_there in zip(parts, keys, strict=True):
         for place in np.flatnonzero((rows_there >= len(held)) & (part.epochs > epochs[rows_there])).tolist():
             topic = rows_there[place]
-            epochs[topic] = part.epochs[place]
-            owner[topic] = positions.get(part.owners[place], UNOWNED)
+            # Rows of several brokers may come as one, with a topic more than once.
+            if part.epochs[place] > epochs[topic]:
+                epochs[topic] = part.epochs[place]
+                owner[topic] = positions.get(part.owners[place], UNOWNED)
     summaries = _summaries(parts, keys, number, fleet, owner, epochs)
     rate = np.zeros(number)
     for part, rows_there in zip(parts, keys, strict=True):
