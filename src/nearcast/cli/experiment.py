@@ -38,6 +38,10 @@ def experiment(
     scale: Annotated[float | None, typer.Option(help="Size, as a multiple of the published one.")] = None,
     duration: Annotated[float | None, typer.Option("--duration", "-d", metavar="S", help="Seconds to measure.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", "-s", help="All that is random follows from it (default 1).")] = None,
+    matrix: Annotated[
+        Path | None,
+        typer.Option("--matrix", metavar="FILE", help="`coordinates`: round-trip times to run on, .npz (`rtt_ms`) or CSV."),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of this experiment. Repeatable.")
     ] = None,
@@ -56,7 +60,7 @@ def experiment(
         _list(json)
         return
     chosen = find(name)
-    parameters = effective_parameters(chosen, _given(scale, duration, seed, settings or []), quick=quick)
+    parameters = effective_parameters(chosen, _given(scale, duration, seed, matrix, settings or []), quick=quick)
     folder = out if out is not None else default_folder(chosen.name)
     # Asked to end in any way, it ends as after Ctrl-C: processes are stopped, what is there is kept.
     signal.signal(signal.SIGTERM, _interrupt)
@@ -97,8 +101,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def _given(scale: float | None, duration: float | None, seed: int | None, settings: list[str]) -> dict[str, Any]:
+def _given(
+    scale: float | None, duration: float | None, seed: int | None, matrix: Path | None, settings: list[str]
+) -> dict[str, Any]:
     given: dict[str, Any] = {"scale": scale, "duration_s": duration, "seed": seed}
+    given["matrix"] = None if matrix is None else str(matrix)
     given = {key: value for key, value in given.items() if value is not None}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -107,7 +107,7 @@ HUBS: Final = (0, 1, 2, 3, 4, 6, 10, 11, 12, 13, 21, 23, 25, 27, 28)
 """Metropoles where providers meet."""
 
 
-def internet(nodes: int, rng: np.random.Generator, *, providers: int = 12, detour: float = 0.1) -> Matrix:
+def internet(nodes: int, rng: np.random.Generator, *, providers: int = 12, detour: float = 0.09) -> Matrix:
     """Round-trip times like those of the King data set, on which Vivaldi was evaluated: not its numbers, but its kind.
 
     Nodes are around metropoles, each with one of several providers, behind an access link (log-normal, a few with tens of

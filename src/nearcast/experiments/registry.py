@@ -21,6 +21,7 @@ EXPERIMENTS: dict[str, str] = {
     "iov": "nearcast.experiments.iov:Iov",
     "tradeoff": "nearcast.experiments.tradeoff:Tradeoff",
     "group-rules": "nearcast.experiments.group_rules:GroupRules",
+    "coordinates": "nearcast.experiments.coordinates:Coordinates",
     "selection": "nearcast.experiments.selection:Selection",
     "monitoring": "nearcast.experiments.monitoring:Monitoring",
     "migration": "nearcast.experiments.migration:Migration",

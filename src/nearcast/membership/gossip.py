@@ -35,6 +35,10 @@ FOREVER: Final = float("inf")
 SAVED_FORMAT: Final = 1
 MAX_SAVED_MEMBERS: Final = 64
 MAX_SEEDS: Final = 64
+LEAST_SEED_SHARE: Final = 0.02
+UNREACHABLE_S: Final = 300.0
+"""How long nobody's word brings a member back that did not answer: it may be dead, or there may be no path from here."""
+
 UPSET_ERROR: Final = 0.5
 UPSET_INTERVAL_S: Final = 60.0
 MAX_NUMBER: Final = 0xFFFFFFFF
@@ -136,7 +140,9 @@ class Gossip:
         self._life = life
         self._number = 0
         self._members: dict[str, _Member] = {}
-        self._seeds: dict[str, None] = {}
+        self._seeds: dict[str, int] = {}
+        """Addresses of nodes that have not said their name yet, and how often they were asked."""
+        self._unreachable: dict[str, float] = {}
         self._pending: dict[int, tuple[str, str, float]] = {}
         self._new: deque[str] = deque(maxlen=settings.max_members)
         self._round: list[str] = []
@@ -155,7 +161,7 @@ class Gossip:
             return
         if not name:
             if len(self._seeds) < MAX_SEEDS:
-                self._seeds[address] = None
+                self._seeds.setdefault(address, 0)
             return
         member = self._members.get(name)
         if member is None:
@@ -241,7 +247,7 @@ class Gossip:
         name, address, sent_at = asked
         if name and packet.name != name:
             self.ignored += 1  # somebody else is at this address now
-            self._missed(name)
+            self._missed(name, now)
             return
         member = self._members.get(packet.name)
         if member is None:
@@ -257,7 +263,7 @@ class Gossip:
         rtt_ms = max(rtt_s - min(packet.dwell_us / 1e6, rtt_s / 2), 0.0) * 1e3
         member.rtt_ms = rtt_ms
         self.vivaldi.observe(packet.name, packet.coordinate, rtt_ms)
-        self._listen(packet.members)
+        self._listen(packet.members, now)
         if self.vivaldi.coordinate.error > UPSET_ERROR and not self._eager and now >= self._eager_again_at:
             self._eager = self.settings.eager_probes
             self._eager_again_at = now + UPSET_INTERVAL_S
@@ -269,14 +275,16 @@ class Gossip:
         member.failures = 0
         member.coordinate = packet.coordinate
 
-    def _listen(self, members: tuple[Heard, ...]) -> None:
+    def _listen(self, members: tuple[Heard, ...], now: float) -> None:
         """Hearsay: somebody to probe."""
         for heard in members:
             if heard.name == self.name or not heard.name or not heard.address:
                 continue
             member = self._members.get(heard.name)
             if member is None:
-                self._add(heard.name, heard.address, pinned=False)
+                if self._unreachable.get(heard.name, -FOREVER) <= now:
+                    self._unreachable.pop(heard.name, None)
+                    self._add(heard.name, heard.address, pinned=False)
             elif member.failures and not member.pinned and heard.life > member.life:
                 member.address = heard.address
                 self._new.append(heard.name)
@@ -300,7 +308,7 @@ class Gossip:
                 break  # in the order in which they were sent
             del self._pending[identifier]
             self.unanswered += 1
-            self._missed(name)
+            self._missed(name, now)
         if now < self._probe_at:
             return
         target = self._next_target()
@@ -315,15 +323,24 @@ class Gossip:
             self._eager -= target is not None
         self._probe_at = now + interval_s * (0.9 + 0.2 * self._rng.random())  # not all in step
 
-    def _missed(self, name: str) -> None:
+    def _missed(self, name: str, now: float) -> None:
         member = self._members.get(name)
         if member is None:
             return
         member.failures += 1
         if member.failures >= self.settings.give_up and not member.pinned:
             self.forget(name)
+            if len(self._unreachable) >= self.settings.max_members:
+                del self._unreachable[next(iter(self._unreachable))]
+            self._unreachable[name] = now + UNREACHABLE_S
 
     def _next_target(self) -> tuple[str, str] | None:
+        if self._seeds:
+            # Behind a seed may be all others, so it comes first; and never last, for it may be back some day.
+            address = min(self._seeds, key=self._seeds.__getitem__)
+            if not self._members or self._rng.random() < max(1.0 / (1 + self._seeds[address]), LEAST_SEED_SHARE):
+                self._seeds[address] += 1
+                return "", address
         while self._new:
             member = self._members.get(self._new.popleft())
             if member is not None:
@@ -333,8 +350,6 @@ class Gossip:
                 member = self._members.get(self._round.pop())
                 if member is not None:
                     return member.name, member.address
-            if self._seeds and (not self._members or self._rng.random() < 0.1):
-                return "", self._rng.choice(list(self._seeds))
             if not self._members:
                 return None
             self._round = self._another_round()
