@@ -55,6 +55,32 @@ This page is made from `src/nearcast/config.py` and `fabricconfig.py` by `script
     parts={},
 )
 
+CONTROLLER = Page(
+    path="docs/reference/controller.md",
+    introduction="""# The controller's configuration
+
+`nearcast controller --config FILE` reads TOML; options of the command line go before it. Every key is optional, but that a
+secret is needed; unknown keys are refused.
+
+```toml
+# controller.toml
+[controller]
+secret_file = "fabric.secret"
+host = "0.0.0.0"
+planner = "own"
+executors = 16
+
+[controller.placement]
+high_watermark = 0.8
+```
+
+This page is made from `src/nearcast/controller/config.py` and `placement/topics.py` by `scripts/config_reference.py`.
+""",
+    modules=("controller/config.py", "placement/topics.py"),
+    tables={"ControllerConfig": "`[controller]`", "PlacementSettings": "`[controller.placement]`"},
+    parts={},
+)
+
 SCENARIOS = Page(
     path="docs/reference/topology.md",
     introduction="""# Topology and scenario files
@@ -216,7 +242,7 @@ A name without a path is a ready-made one (`nearcast wan topologies`, `nearcast 
     },
     parts={"Topology": "Topologies", "Scenario": "Scenarios", "Waypoints": "Movement and faults", "Kill": "Events"},
 )
-PAGES = (CONFIGURATION, SCENARIOS)
+PAGES = (CONFIGURATION, CONTROLLER, SCENARIOS)
 
 SHARED = {"SiteLink": "Conditions"}
 """Structs whose inherited fields have a section of their own."""
@@ -241,12 +267,15 @@ class Structs:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._classes: dict[str, ast.ClassDef] = {}
         self._sources: dict[str, str] = {}
+        self._constants: dict[str, str] = {}
         for module in modules:
             source = (PACKAGE / module).read_text()
             for node in ast.parse(source).body:
                 if isinstance(node, ast.ClassDef):
                     self._classes[node.name] = node
                     self._sources[node.name] = source
+                elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant):
+                    self._constants[ast.unparse(node.target)] = ast.get_source_segment(source, node.value) or ""
 
     def summary(self, name: str) -> str:
         """What a struct is."""
@@ -285,6 +314,7 @@ class Structs:
         if value is None:
             return "required"
         written = ast.get_source_segment(self._sources[name], value) or ast.unparse(value)
+        written = self._constants.get(written, written)
         if written.endswith("()") and written not in DEFAULTS:
             return "default as below"
         return DEFAULTS.get(written, f"default `{written}`")
@@ -299,6 +329,7 @@ def _kind(annotation: ast.expr) -> str:
         "bool": "true or false",
         "JitterKind": '`"uniform"`, `"normal"`, `"lognormal"` or `"pareto"`',
         "Tier": '`"cloud"`, `"region"`, `"edge"` or `"device"`',
+        "Workflow": '`"handover"` or `"release"`',
         "Event": "table",
         "Mobility": "table",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearcast.fabric.owned_topics import OWNER
-from nearcast.fabric.owner_records import MigrateOrder, Migrated
+from nearcast.fabric.owner_records import Migrated, MigrateOrder
 from nearcast.fabricconfig import Fabric as FabricSettings
 from nearcast.fabricconfig import TopicClass
 from tests.fabric_harness import Mesh, Node

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nearcast.configfile import load_broker_config
+from nearcast.controller.config import load_controller_config
 from nearcast.gateway.config import load_gateway_config
 from nearcast.scenario.files import load_scenario, load_topology
 from nearcast.simulation.runs import simulate
@@ -49,6 +50,8 @@ def test_files_in_the_documentation_load(page: Path, tmp_path: Path) -> None:
             load_topology(path)
         elif "topology" in content:
             load_scenario(path)
+        elif "controller" in content:
+            load_controller_config(path)
         elif "brokers" in content:
             load_gateway_config(path)
         else:

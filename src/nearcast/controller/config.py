@@ -15,7 +15,7 @@ from nearcast.fabric.controlling import ControlSettings
 from nearcast.fabric.migrations import Workflow
 from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.membership.monitoring import MonitorSettings
-from nearcast.placement.assignment import MIGRATION_THRESHOLD, Policy
+from nearcast.placement.assignment import Policy
 from nearcast.placement.topics import PlacementSettings
 
 OPTIONS = {
@@ -78,7 +78,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     interval_seconds: float = 15.0
     """Seconds between reconfigurations."""
 
-    threshold: float = MIGRATION_THRESHOLD
+    threshold: float = 0.1
     """θ of the reconfiguration: the share of a group's connections by which two brokers must differ to move for balance."""
 
     ping_interval_ms: float = 250.0

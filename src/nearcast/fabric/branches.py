@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames
-from nearcast.fabric.direct_lines import BY_HOME, NOT_OWNED
+from nearcast.fabric.direct_lines import BY_HOME, NOT_OWNED, PIECE
 from nearcast.fabric.frames import frame
 from nearcast.fabric.mirrors import packet_end
 from nearcast.mqtt import reasons
@@ -41,6 +41,9 @@ MAX_AUTHORS: Final = 100_000
 MAX_USES: Final = 100_000
 """Topics that one gateway is told of; of others it hears when it sends something here."""
 
+MAX_GROUPED_BYTES: Final = 131_072
+"""Packets that share a frame are no more than so much larger than the largest of them."""
+
 ACKNOWLEDGE_BYTES: Final = 262_144
 """So much without a message that asks for an answer is answered all the same, so that the gateway may send more."""
 
@@ -56,6 +59,24 @@ class Branch:
         self.taken = 0
         self.unasked_bytes = 0
         self.refused: list[tuple[int, int]] = []
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
+
+    def add(self, piece: bytes, limit_bytes: int) -> None:
+        """A piece of packets that follow. Of more than anybody may send nothing is kept: the home broker is to say so."""
+        self._pieces_bytes += len(piece)
+        if self._pieces_bytes > limit_bytes:
+            self._pieces.clear()
+        else:
+            self._pieces.append(piece)
+
+    def whole(self, last: bytes) -> bytes:
+        """All of the packets; nothing if they are too large."""
+        if not self._pieces_bytes:
+            return last
+        pieces, self._pieces = self._pieces, []
+        self._pieces_bytes = 0
+        return b"".join([*pieces, last]) if pieces else b""
 
 
 class Branches:
@@ -114,6 +135,9 @@ class Branches:
     def _publish(self, trunk: Trunk, content: bytes, fields: Fields, now: float) -> None:
         branch = trunk.branch
         sent_number = fields.number()
+        if sent_number == PIECE:
+            branch.add(content[fields.position :], self._fabric.limits.max_packet_bytes + MAX_GROUPED_BYTES)
+            return
         if sent_number != branch.taken + 1:
             raise ValueError("messages of owned topics out of order")
         branch.taken = sent_number
@@ -124,7 +148,7 @@ class Branches:
         epoch = fields.number()
         behind = fields.blob().decode("utf-8")
         closing = fields.number()
-        packets = content[fields.position :]
+        packets = branch.whole(content[fields.position :])
         publications = self._publications(author, packets, now)
         code = BY_HOME if not publications else self._fault(author, publications[0])
         if code == _TAKEN:

@@ -149,4 +149,8 @@ class TopicClasses:
 
     def broadcast_filters(self) -> list[str]:
         """The filters of rules that make topics ``broadcast``. A rule before them may make some of those something else."""
-        return [topic_filter for topic_filter, topic_class in self._class_of.items() if GROUP <= _REACH[topic_class] <= GROUP_FILTERED]
+        return [
+            topic_filter
+            for topic_filter, topic_class in self._class_of.items()
+            if GROUP <= _REACH[topic_class] <= GROUP_FILTERED
+        ]

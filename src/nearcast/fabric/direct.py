@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from nearcast.fabric.trunk_lines import TrunkLine
     from nearcast.fabric.tunnels import Tunnel, Upstream
 
-MAX_DIRECT_BYTES: Final = 262_144
-"""A larger packet goes by way of the home broker, which takes it in pieces."""
+MAX_DIRECT_BYTES: Final = 4_194_304
+"""A larger packet goes by way of the home broker, which takes it in as many pieces as it needs."""
 
 GROUPED_BYTES: Final = 65_536
 """Packets of one client and topic that stand back to back share a frame, up to so much."""
@@ -218,6 +218,7 @@ class Direct:
     def forward(self, tunnel: Tunnel, client: DirectClient, mirror: Mirror, upstream: Upstream, run: bytes) -> bytes:
         """Pass on whole packets of a client, each its way, as far as there is room; returns the rest."""
         now = self._gateway.now
+        client.waits = False
         room: i64 = upstream.room()
         home: list[bytes] = []
         position: i64 = 0
@@ -246,6 +247,7 @@ class Direct:
                 if first & 6 == 2 and way != LATER:
                     client.published(publish_id(run, position, stop))
             if way == LATER or (way == HOME and stop - position > room):
+                client.waits = way == LATER
                 break
             if way == DIRECT:
                 mirror.messages_in += 1

@@ -53,6 +53,8 @@ class DirectClient:
         self.uses: dict[bytes, Use] = {}
         #: When the home broker heard of this client last; one that only publishes elsewhere would seem to be silent.
         self.home_told_at = 0.0
+        #: Whether what it sent next is for another broker and has to wait.
+        self.waits = False
         # PUBLISHes at QoS 1 without an answer at the client, in their order, and answers that came early.
         self._answers: dict[int, bytes] = {}
         self._early = 0

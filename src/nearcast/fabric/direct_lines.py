@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 WINDOW_BYTES: Final = 4_194_304
 """Bytes under way to one broker without an answer, of all clients together. Too low makes throughput follow the distance."""
 
+PIECE: Final = 0
+"""The number of a frame that only has a piece of what the next one is about."""
+
+PIECE_BYTES: Final = 262_144
+
 BY_HOME: Final = 0
 """The code of messages that the broker leaves to the client's home broker, which says what is wrong with them."""
 
@@ -70,6 +75,10 @@ class DirectLine:
 
     def publish(self, sent: Sent, epoch: int, username: str | None, version: int, latency_ms: float, mark: Use) -> None:
         """Send one client's packets of one topic, which the broker owns since ``epoch``."""
+        packets = sent.packets
+        while len(packets) > PIECE_BYTES:
+            self._link.send(frame(frames.OWNED_PUBLISH, number(PIECE), packets[:PIECE_BYTES]))
+            packets = packets[PIECE_BYTES:]
         self._number += 1
         self.unanswered[self._number] = sent
         self._outstanding_bytes += sent.size
@@ -84,7 +93,7 @@ class DirectLine:
                 number(epoch),
                 blob(mark.behind.encode("utf-8")),
                 number(mark.closing),
-                sent.packets,
+                packets,
             )
         )
         if not sent.packet_ids:

@@ -4,7 +4,8 @@ A controller that has just started knows no owner, and must not make one while t
 until every broker that any registered one has a link to has said what it owns, or ``settle_s``. Questions wait meanwhile.
 
 An owner is made here in three cases: nobody owns a topic and a broker asks for it; its owner is dead; its owner was started
-again and knows nothing of it. Everything else is the brokers' to say: who hands a topic over says to whom.
+again and knows nothing of it. Everything else is the brokers' to say: who hands a topic over says to whom. Brokers that use a
+topic hear of its new owner from the one before; those that only asked once are told here, when the new one is in charge.
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ class OwnerDesk:
         self._claimed: dict[str, set[str]] = {}
         self._told_all: set[str] = set()
         self._asks: dict[str, dict[str, tuple[int, float]]] = {}
+        self._askers: dict[str, dict[str, int]] = {}
+        """By topic: the brokers that asked for it, and the epoch that they were told."""
 
     def forget(self, name: str) -> None:
-        """A broker's link is new, or it is gone: what it owns is to be heard from it again."""
+        """A broker's link is new, or it is gone: what it owns is to be heard from it again, and it asks again."""
         self._told_all.discard(name)
         self._claimed.pop(name, None)
+        for askers in self._askers.values():
+            askers.pop(name, None)
 
     def settle(self, now: float) -> None:
         """Whether all brokers that there seem to be have said what they own; if so, answer what had to wait."""
@@ -75,7 +80,7 @@ class OwnerDesk:
             for name, (epoch, since) in askers.items():
                 entry = self._roster.get(name)
                 if entry is not None and entry.link is not None:
-                    self._roster.tell(name, self._answer(entry, topic, epoch, since, now))
+                    self._tell(name, self._answer(entry, topic, epoch, since, now))
 
     # --- questions ------------------------------------------------------------------------------------------------------
 
@@ -86,7 +91,7 @@ class OwnerDesk:
             waiting = self._asks.get(topic)
             since = now if waiting is None or entry.name not in waiting else waiting[entry.name][1]
             answers += self._answer(entry, topic, epoch, since, now)
-        self._roster.tell(entry.name, answers)
+        self._tell(entry.name, answers)
 
     def _answer(self, entry: Entry, topic: str, epoch: int, since: float, now: float) -> list[Owner]:
         """Who owns a topic, for a broker that knows it up to ``epoch``. Nothing, if that has to wait."""
@@ -105,12 +110,23 @@ class OwnerDesk:
         made = self._appoint(topic, self._first_owner(entry), now, above=epoch)
         self._answer_others(topic, made)
         if made.owner != entry.name:
-            self._roster.tell(made.owner, [made])
+            self._tell(made.owner, [made])
         return [made]
+
+    def _tell(self, name: str, owners: list[Owner]) -> None:
+        self._roster.tell(name, owners)
+        for owner in owners:
+            self._askers.setdefault(owner.topic, {})[name] = owner.epoch
 
     def _answer_others(self, topic: str, owner: Owner) -> None:
         for name in self._asks.pop(topic, ()):
-            self._roster.tell(name, [owner])
+            self._tell(name, [owner])
+
+    def in_charge(self, owner: Owner) -> None:
+        """A topic has changed hands: whoever asked for it once, and may not have heard of it from the owner before, is told."""
+        for name, epoch in list(self._askers.get(owner.topic, {}).items()):
+            if epoch < owner.epoch:
+                self._tell(name, [owner])
 
     def _first_owner(self, asker: Entry) -> str:
         """Who gets a topic that nobody owns: whoever asks, for that is where it is used. One that is being emptied does not;
@@ -141,7 +157,9 @@ class OwnerDesk:
                     truths.append(held)
                 else:
                     self._answer_others(claim.topic, held)
-        self._roster.tell(entry.name, truths)
+                    self._askers.setdefault(claim.topic, {})[entry.name] = claim.epoch
+                    self.in_charge(held)
+        self._tell(entry.name, truths)
         if listed is not None and not owned.more:
             del self._claimed[entry.name]
             self._told_all.add(entry.name)
@@ -152,12 +170,14 @@ class OwnerDesk:
         # One that is on its way has an owner in a moment: nobody else must get it meanwhile.
         if claim.topic not in self._migrations.pending and self._directory.give_up(claim.topic, entry.name, claim.epoch):
             self._planner.moved_at.pop(claim.topic, None)
+            self._askers.pop(claim.topic, None)
 
     def _handed_over(self, entry: Entry, claim: Owner, now: float) -> None:
         """A broker speaks for itself; but who hands a topic over says to whom."""
         before = self._directory.find(claim.topic)
         if before is not None and before.owner == entry.name and before.epoch < claim.epoch:
             self._directory.learn(Owner(claim.topic, claim.epoch, claim.owner))
+            self._askers.setdefault(claim.topic, {})[entry.name] = claim.epoch
             self._planner.moved_at[claim.topic] = now
 
     def _reclaim(self, entry: Entry, listed: set[str], now: float) -> None:
@@ -214,6 +234,8 @@ class OwnerDesk:
                     ended_at=wall,
                 )
             )
+            askers = self._askers.get(topic, {})
+            askers.update(dict.fromkeys(askers, made.epoch))
         self._roster.tell_all(news)
 
     def _appoint(self, topic: str, owner: str, now: float, *, above: int = 0) -> Owner:
@@ -229,7 +251,7 @@ class OwnerDesk:
         everybody who asks."""
         made = Owner(migration.topic, migration.new_epoch, migration.target, appointed=True)
         held = self._directory.compare_and_set(migration.epoch, made)
-        self._roster.tell(held.owner, [held])
+        self._tell(held.owner, [held])
         self._answer_others(migration.topic, held)
 
 

@@ -44,7 +44,7 @@ CLOSED: Final = "closed"
 
 
 COME_THROUGH: Final = "come through"
-"""From the owner to a former one: CLOSED, which came to the former only now, because what it stands behind went another way."""
+"""From the owner to a former one: CLOSED, which came there only now, because what it stands behind went another way."""
 
 
 class OwnerErrand:

@@ -107,7 +107,7 @@ class OwnerHints:
         if self._rules is not self._fabric.classes.rules:
             self._rules = self._fabric.classes.rules
             self._changed.update(self._advised)
-            self._changed.update(self._published)
+            self._changed.update(dict.fromkeys(self._published))
         for client_id in list(self._changed)[:LOOKED_AT_ONCE]:
             del self._changed[client_id]
             self._look(client_id, now)

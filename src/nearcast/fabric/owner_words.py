@@ -12,8 +12,8 @@ A word is a message without content in the topic's own channels: reliable, in or
 So the messages of one publisher stay in order at every subscriber, nothing waits for the controller, and what a subscriber
 notices is at most the time from its broker to N and back.
 
-Epochs rise. Of two words about a topic's owner the one with the higher epoch is true, and whoever hears it obeys: also an owner
-that was given up for dead.
+Epochs rise. Of two words about a topic's owner the one with the higher epoch is true, and whoever hears it obeys: also an
+owner that was given up for dead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from nearcast.fabric import owner_errands as errands
 from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, OWNER, UNKNOWN, OwnedTopic, WaitingWord
 from nearcast.fabric.owner_errands import OwnerErrand
-from nearcast.fabric.owner_records import MigrateOrder, Migrated
+from nearcast.fabric.owner_records import Migrated, MigrateOrder
 from nearcast.fabric.parts import Peer
 from nearcast.mqtt.publication import build
 
@@ -131,9 +131,7 @@ class Words:
     def _refuse(self, order: MigrateOrder, topic: OwnedTopic, reason: str) -> None:
         self.refused_orders += 1
         self._report(
-            Migrated(
-                number=order.number, topic=order.topic, epoch=topic.epoch, owner=topic.owner, done=False, reason=reason
-            )
+            Migrated(number=order.number, topic=order.topic, epoch=topic.epoch, owner=topic.owner, done=False, reason=reason)
         )
 
     def _report(self, record: Migrated) -> None:
@@ -241,7 +239,7 @@ class Words:
 
     def _acquire(self, peer: Peer, topic: OwnedTopic, errand: OwnerErrand, now: float) -> None:
         topic.ended[peer.name] = max(errand.epoch, topic.ended.get(peer.name, 0))
-        if errand.epoch < topic.epoch or topic.state == OWNER and errand.epoch == topic.epoch:
+        if errand.epoch < topic.epoch or (topic.state == OWNER and errand.epoch == topic.epoch):
             return  # somebody else has it by now, or this broker did not wait for so long
         self._ownership.expect(topic, errand.epoch, now)
         if topic.state != ACQUIRING:

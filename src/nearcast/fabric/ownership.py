@@ -25,7 +25,7 @@ from nearcast.fabric.identities import Identity, Seen
 from nearcast.fabric.outgoing import PEER_PREFIX
 from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, GATEWAY_SOURCE, OWN, OWNER, UNKNOWN, OwnedTopic, WaitingWord
 from nearcast.fabric.owner_errands import AGAIN, NO_IDENTITY, OwnerErrand
-from nearcast.fabric.owner_records import MigrateOrder, Migrated
+from nearcast.fabric.owner_records import Migrated, MigrateOrder
 from nearcast.fabric.owner_words import EXPECTED_S, WAIT_S, Words
 from nearcast.fabric.parking import PARKING_PREFIX, ParkingSession, parking_name, parse_parking_name
 from nearcast.fabric.parts import FOREVER, Part, Peer
@@ -343,9 +343,7 @@ class Ownership(Part):
             source = OWN
         self._intake(topic, source, errand, None, publication, now)
 
-    def close_source(
-        self, name: bytes, gateway: str, now: float, epoch: int = 0, owner: str = "", closing: int = 0
-    ) -> None:
+    def close_source(self, name: bytes, gateway: str, now: float, epoch: int = 0, owner: str = "", closing: int = 0) -> None:
         """A gateway sends a topic's messages to its ``owner`` of ``epoch`` from now on, which may be the one known here."""
         topic = self.topic(name)
         source = gateway_source(gateway, closing)
@@ -519,7 +517,7 @@ class Ownership(Part):
             self.words.lost(topic, peer.name, now)
 
     def forgets(self, peer: Peer, now: float) -> None:
-        """A broker is about to be forgotten, and with it what is kept for it: what it was to order has to be kept otherwise."""
+        """A broker is about to be forgotten, with what is kept for it: what it was to order has to be kept otherwise."""
         for topic in list(self.topics.values()):
             if topic.state == ELSEWHERE and topic.owner == peer.name:
                 topic.begins(topic.epoch, "", UNKNOWN)

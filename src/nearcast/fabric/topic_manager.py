@@ -222,6 +222,8 @@ class TopicManager:
             held = self.directory.learn(Owner(record.topic, record.epoch, record.owner))
             if held.epoch > record.epoch:
                 self.roster.tell(entry.name, [held])
+            elif record.done:
+                self.desk.in_charge(held)
         elif migration is not None and not record.done:
             # It knows nothing of the topic: so nobody has it, and the target may.
             known = self.directory.find(migration.topic)

@@ -365,6 +365,8 @@ class Tunnel:
         mirror = self.mirror
         if mirror is None or size <= WINDOW_BYTES or upstream.room() < WINDOW_BYTES // 2:
             return False
+        if self.direct is not None and self.direct.waits:
+            return False
         self._head = head[size:]
         self._begun = mirror.outgoing(head[:size])
         return True

@@ -412,7 +412,7 @@ class Router:
                 del log[place]
 
     def _share(self, route: Route, plain: list[Target], publication: Publication, now: float) -> list[Target]:
-        """Serve the shared subscriptions; returns which brokers get the publication, for those and for their ``plain`` ones."""
+        """Serve the shared subscriptions; returns which brokers get the publication, for those and their ``plain`` ones."""
         members: dict[str, Subscription] = {}
         names: dict[str, list[str]] = {}
         served: list[str] = []

@@ -14,7 +14,7 @@ RULES = (TopicClass(topic="plain", topic_class="local"), TopicClass(topic="swarm
 
 
 def test_a_broker_that_knows_no_controller_is_refused_such_topics() -> None:
-    with pytest.raises(ConfigError, match="topics of class owned .swarm/#. need a controller") as refused:
+    with pytest.raises(ConfigError, match=r"topics of class owned .swarm/#. need a controller") as refused:
         Broker(BrokerConfig(fabric=Fabric(classes=RULES)))
     assert refused.value.key == "fabric.classes"
 

@@ -180,7 +180,6 @@ def test_an_order_that_cannot_be_carried_out_is_refused_with_a_reason() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_moves_keep_the_order_of_every_publisher(seed: int) -> None:
-    print(f"seed {seed}")
     rng = random.Random(seed)
     names = ["a", "b", "c", "d"]
     mesh = OwnedMesh(*names, seed=seed)

@@ -134,6 +134,25 @@ def test_a_topic_is_moved_by_hand_and_everybody_agrees() -> None:
     assert after.epoch == migration.new_epoch > before.epoch
 
 
+def test_whoever_asked_once_hears_of_the_new_owner() -> None:
+    net = three()
+    asked(net, "b1", "swarm/1")
+    asked(net, "b3", "swarm/1")
+    net.manager.move("swarm/1", "b2", net.now)
+    net.run_until(lambda: net.owning("b3").owner_of("swarm/1") == "b2", "word of it")
+    assert net.agreed("swarm/1") == "b2"
+
+
+def test_also_after_the_controller_was_started_again() -> None:
+    net = three()
+    asked(net, "b1", "swarm/1")
+    asked(net, "b3", "swarm/1")
+    net.restart_controller()
+    net.run_until(lambda: net.manager.settled and net.owner_of("swarm/1") == "b1", "the owners")
+    net.manager.move("swarm/1", "b2", net.now)
+    net.run_until(lambda: net.owning("b3").owner_of("swarm/1") == "b2", "word of it")
+
+
 @pytest.mark.parametrize(
     ("topic", "target", "words"),
     [

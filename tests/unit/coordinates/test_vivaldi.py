@@ -1,0 +1,145 @@
+"""The agent's mathematics: accuracy bounds on topologies whose truth is known, and samples that are refused."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from nearcast.coordinates import topologies
+from nearcast.coordinates.arrays import as_arrays, distances_ms
+from nearcast.coordinates.coordinate import DIMENSIONS, LEAST_HEIGHT_MS, Coordinate, origin
+from nearcast.coordinates.filters import MovingMedian
+from nearcast.coordinates.vivaldi import RESTORED_ERROR, Vivaldi
+
+
+def settled(rtt_ms: np.ndarray, rounds: int, seed: int = 1) -> list[Vivaldi]:
+    """Every node samples a random other one, round by round."""
+    rng = random.Random(seed)
+    agents = [Vivaldi(random.Random(f"{seed} {node}")) for node in range(len(rtt_ms))]
+    for _ in range(rounds):
+        for node, agent in enumerate(agents):
+            other = rng.choice([index for index in range(len(agents)) if index != node])
+            agent.observe(str(other), agents[other].coordinate, float(rtt_ms[node, other]))
+    return agents
+
+
+def errors(agents: list[Vivaldi], rtt_ms: np.ndarray) -> np.ndarray:
+    places = as_arrays([agent.coordinate for agent in agents])
+    pairs = np.triu_indices(len(rtt_ms), 1)
+    relative: np.ndarray = np.abs(distances_ms(places, places) - rtt_ms)[pairs] / rtt_ms[pairs]
+    return relative
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "mean"),
+    [
+        (topologies.star(2, 50.0), 0.001),
+        (topologies.star(16, 100.0), 0.06),
+        (topologies.line(10, 10.0), 0.05),
+        (topologies.grid(16, 10.0), 0.05),
+        (topologies.scattered(16, 100.0, 5.0, np.random.default_rng(1)), 0.08),
+    ],
+    ids=["pair", "star", "line", "grid", "scattered"],
+)
+def test_known_topologies_are_found_again(rtt_ms: np.ndarray, mean: float) -> None:
+    assert errors(settled(rtt_ms, 120), rtt_ms).mean() <= mean
+
+
+def test_two_sites_are_two_places() -> None:
+    rtt_ms = topologies.clusters(12, 2.0, 80.0)
+    places = as_arrays([agent.coordinate for agent in settled(rtt_ms, 200)])
+    found = distances_ms(places, places)
+    near, far = found[np.triu(rtt_ms == 2.0, 1)], found[np.triu(rtt_ms == 80.0, 1)]
+    assert near.mean() < 10.0
+    assert abs(far.mean() - 80.0) < 8.0
+
+
+def test_heights_are_for_what_no_plane_has_room_for() -> None:
+    rtt_ms = topologies.circle(12, 50.0)
+    agents = settled(rtt_ms, 150)
+    heights = [agent.coordinate.height for agent in agents]
+    assert min(heights[1:]) > heights[0]
+    assert errors(agents, rtt_ms).mean() <= 0.1
+
+
+@pytest.mark.parametrize("rtt_ms", [math.nan, math.inf, -1.0, 0.0, 1e9])
+def test_absurd_round_trips_are_refused(rtt_ms: float) -> None:
+    agent = Vivaldi(random.Random(1))
+    before = agent.coordinate
+    assert not agent.observe("other", origin(), rtt_ms)
+    assert agent.coordinate is before
+    assert agent.refused == 1
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        Coordinate([math.nan] * DIMENSIONS, 1.0),
+        Coordinate([math.inf] * DIMENSIONS, 1.0),
+        Coordinate([1e9] * DIMENSIONS, 1.0),
+        Coordinate([0.0] * (DIMENSIONS - 1), 1.0),
+        Coordinate([0.0] * DIMENSIONS, math.nan),
+        Coordinate([0.0] * DIMENSIONS, -1.0),
+        Coordinate([0.0] * DIMENSIONS, 1.0, math.nan),
+        Coordinate([0.0] * DIMENSIONS, 1.0, 0.0, math.nan),
+        Coordinate([0.0] * DIMENSIONS, 1.0, 0.0, -1.0),
+    ],
+)
+def test_absurd_coordinates_are_refused(theirs: Coordinate) -> None:
+    agent = Vivaldi(random.Random(1))
+    assert not agent.observe("other", theirs, 10.0)
+    assert agent.samples == 0
+    assert not agent.restore(theirs)
+
+
+def test_whatever_comes_the_coordinate_stays_a_place() -> None:
+    rng = random.Random(7)
+    agent = Vivaldi(random.Random(1))
+    for number in range(2_000):
+        vector = [rng.uniform(-1e4, 1e4) for _ in range(DIMENSIONS)]
+        theirs = Coordinate(vector, rng.uniform(0.0, 1e4), rng.uniform(-1e4, 1e4), rng.uniform(0.0, 1.5))
+        agent.observe(str(number % 40), theirs, rng.choice([0.001, 1.0, 100.0, 9_999.0]))
+        mine = agent.coordinate
+        assert all(math.isfinite(part) for part in mine.vector)
+        assert LEAST_HEIGHT_MS <= mine.height <= 1e4
+        assert 0.0 < mine.error <= 1.5
+
+
+def test_peers_are_remembered_up_to_a_number() -> None:
+    agent = Vivaldi(random.Random(1))
+    for number in range(agent.settings.max_peers + 50):
+        agent.observe(str(number), origin(), 10.0)
+    assert len(agent._springs) == agent.settings.max_peers
+
+
+def test_one_slow_answer_is_no_distance() -> None:
+    median = MovingMedian(3)
+    assert [median.add(value) for value in (10.0, 11.0, 500.0, 10.0, 12.0)] == [10.0, 10.0, 11.0, 11.0, 12.0]
+
+
+def test_a_restored_coordinate_is_less_certain() -> None:
+    agent = Vivaldi(random.Random(1))
+    assert agent.restore(Coordinate([3.0] * DIMENSIONS, 2.0, 0.5, 0.01))
+    assert agent.coordinate.vector == [3.0] * DIMENSIONS
+    assert agent.coordinate.error == RESTORED_ERROR
+
+
+def test_arrays_tell_the_distances_that_coordinates_tell() -> None:
+    rng = random.Random(3)
+    places = [Coordinate([rng.gauss(0, 50) for _ in range(DIMENSIONS)], rng.random() * 9, rng.gauss(0, 20)) for _ in range(20)]
+    together = distances_ms(as_arrays(places), as_arrays(places[:7]))
+    one_by_one = [[one.distance_ms(other) for other in places[:7]] for one in places]
+    assert np.allclose(together, one_by_one, atol=1e-5)
+
+
+def test_the_generated_internet_is_one() -> None:
+    rtt_ms = topologies.internet(60, np.random.default_rng(1))
+    assert np.allclose(rtt_ms, rtt_ms.T)
+    assert (np.diag(rtt_ms) == 0.0).all()
+    pairs = rtt_ms[np.triu_indices(60, 1)]
+    assert 100.0 < np.median(pairs) < 250.0
+    shortest = np.min(rtt_ms[:, :, np.newaxis] + rtt_ms.T[np.newaxis, :, :], axis=1)
+    assert (shortest < rtt_ms * 0.99).mean() > 0.2, "the triangle inequality should not hold everywhere"
