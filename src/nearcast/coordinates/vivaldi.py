@@ -41,6 +41,9 @@ UPWARDS: Final = 0.5
 LONGEST_STEP: Final = 4.0
 """In units of the mean pull; springs that all point another way have a mean of almost nothing."""
 
+FIRST_STEP: Final = 0.3
+"""How far a node goes from the origin, in any direction, before its first spring pulls: a share of that one's length."""
+
 RESTORED_ERROR: Final = 0.5
 """A restored coordinate is a good guess: the node may have moved while it was away."""
 
@@ -98,11 +101,19 @@ class Vivaldi:
         else:
             del self._springs[peer]  # the one heard longest ago comes first
         self._springs[peer] = spring
+        if not any(self.coordinate.vector):
+            self._leave_origin(rtt_ms)
         spring.coordinate = theirs
         spring.rtt_ms = spring.filter.add(max(rtt_ms, LEAST_RTT_MS))
         self.samples += 1
         self._move()
         return True
+
+    def _leave_origin(self, rtt_ms: float) -> None:
+        """Where every node begins is on a line with the first two that moved, and all springs to nodes on a line pull along it."""
+        away = [self._rng.gauss(0.0, 1.0) for _ in self.coordinate.vector]
+        share = FIRST_STEP * rtt_ms / max(math.hypot(*away), SAME_PLACE_MS)
+        self.coordinate.vector = [share * part for part in away]
 
     # --- one step -------------------------------------------------------------------------------------------------------
 

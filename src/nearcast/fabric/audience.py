@@ -114,6 +114,9 @@ class Audience:
                 finished.append(number)
             elif session.connection is not None:
                 self._add(topic, session, PRODUCER, crowd)
+                if topic.gateway_producers and isinstance(session.connection.handle, Channel):
+                    # It followed the topic to this broker.
+                    topic.gateway_producers.pop((session.connection.handle.trunk.name, session.client_id), None)
         for number in finished:
             del topic.producers[number]
         if not topic.mine:

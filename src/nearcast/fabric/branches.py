@@ -129,6 +129,9 @@ class Branches:
             epoch = fields.number()
             owner = fields.blob().decode("utf-8")
             self._fabric.ownership.close_source(name, trunk.name, now, epoch, owner, fields.number())
+            channel = trunk.channels.get(fields.number())
+            if channel is not None and channel.connection is not None and channel.connection.session is not None:
+                self._fabric.ownership.topic(name).producers.pop(channel.connection.session.number, None)
         else:
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, f"frame {kind} is not for a broker")
 

@@ -24,6 +24,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.direct_clients import MARKED_S, NO_MARK, DirectClient, Use, puback, publish_id
 from nearcast.fabric.direct_lines import BY_HOME, NOT_OWNED, Sent
 from nearcast.fabric.mirrors import DUPLICATE, Mirror, body_start, packet_end
+from nearcast.fabric.tunnels import Channel
 from nearcast.mqtt import reasons
 from nearcast.mqtt.packets import MQTT_5
 from nearcast.mqtt.records import Fields
@@ -326,14 +327,16 @@ class Direct:
             elif pending:
                 return LATER  # until that is out, the way cannot be closed behind it
         if line is None:
-            use.line = None
+            if use.line is not None:
+                self._gateway.places.left(tunnel.client_id, (use.line.name,))
+                use.line = None
             use.home = upstream.broker
             return HOME
         if not line.direct.has_room():
             line.direct.waiting[tunnel] = None
             return LATER
         if use.line is not line or use.epoch != path.line_epoch:
-            self._switch(path, use, line, now)
+            self._switch(path, use, line, upstream, now)
         if self._line is not line or self._path is not path:
             self._flush_group(tunnel, client, now)
             self._line = line
@@ -361,7 +364,7 @@ class Direct:
         self.switches += 1
         return line
 
-    def _switch(self, path: TopicPath, use: Use, line: TrunkLine, now: float) -> None:
+    def _switch(self, path: TopicPath, use: Use, line: TrunkLine, upstream: Upstream, now: float) -> None:
         """A client's messages of a topic go another way from here on."""
         use.behind = ""
         use.closing = 0
@@ -377,7 +380,8 @@ class Direct:
             if home is not None:
                 use.behind = use.home
                 use.closing = self._gateway.rng.getrandbits(60) | 1
-                home.direct.close_source(path.topic, path.epoch, path.owner, use.closing)
+                channel = upstream.number if isinstance(upstream, Channel) and upstream.line is home else 0
+                home.direct.close_source(path.topic, path.epoch, path.owner, use.closing, channel)
         use.line = line
         use.epoch = path.line_epoch
         use.home = ""

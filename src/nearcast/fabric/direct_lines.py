@@ -99,9 +99,10 @@ class DirectLine:
         if not sent.packet_ids:
             sent.packets = b""  # only its size counts from here on
 
-    def close_source(self, topic: bytes, epoch: int, owner: str, closing: int) -> None:
-        """Nothing more of a topic comes this way from those who will name ``closing`` to its owner of ``epoch``."""
-        fields = (blob(topic), number(epoch), blob(owner.encode("utf-8")), number(closing))
+    def close_source(self, topic: bytes, epoch: int, owner: str, closing: int, channel: int = 0) -> None:
+        """Nothing more of a topic comes this way from those who will name ``closing`` to its owner of ``epoch``. ``channel``: of
+        the one client that this is about."""
+        fields = (blob(topic), number(epoch), blob(owner.encode("utf-8")), number(closing), number(channel))
         self._link.send(frame(frames.SOURCE_CLOSED, *fields))
 
     def answered(self, fields: Fields) -> list[tuple[Sent, int]]:

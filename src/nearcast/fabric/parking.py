@@ -52,6 +52,7 @@ class ParkingSession(PeerSession):
         #: Whether this broker's own word has to come round first.
         self.behind_own = False
         self.is_empty = False
+        self.max_packet_bytes = 1 << 62  # what came in goes on: who gets it says what it takes
         self._unreliable: deque[tuple[Publication, str]] = deque()
         self._unreliable_bytes = 0
         self.target = Target(Subscription(self, "#", 2, retain_as_published=True))

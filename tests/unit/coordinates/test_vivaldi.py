@@ -143,3 +143,11 @@ def test_the_generated_internet_is_one() -> None:
     assert 100.0 < np.median(pairs) < 250.0
     shortest = np.min(rtt_ms[:, :, np.newaxis] + rtt_ms.T[np.newaxis, :, :], axis=1)
     assert (shortest < rtt_ms * 0.99).mean() > 0.2, "the triangle inequality should not hold everywhere"
+
+
+def test_three_sites_do_not_stay_on_a_line() -> None:
+    """Whoever begins between nodes that have moved already is pushed along their line only; that it has to leave."""
+    between_ms = np.array([[4.0, 84.0, 150.0], [84.0, 4.0, 120.0], [150.0, 120.0, 4.0]])
+    rtt_ms = between_ms[np.arange(6) // 2][:, np.arange(6) // 2] * (1 - np.eye(6))
+    far = rtt_ms[np.triu_indices(6, 1)] > 4.0
+    assert max(float(errors(settled(rtt_ms, 150, seed), rtt_ms)[far].max()) for seed in range(8)) <= 0.2

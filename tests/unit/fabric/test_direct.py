@@ -7,6 +7,8 @@ import random
 import pytest
 
 from nearcast.fabric import direct, direct_clients, frames
+from nearcast.fabric.audience import Audience
+from nearcast.fabric.crowds import Gathering
 from nearcast.fabric.direct_clients import DirectClient, puback
 from nearcast.fabric.gateway import GatewaySettings
 from nearcast.mqtt import reasons
@@ -688,3 +690,38 @@ def test_frames_that_are_not_for_a_broker() -> None:
     story.host.flush()
     story.mesh.run()
     assert "b" not in story.host.machine.lines
+
+
+def counted(story: Story, broker: str) -> int:
+    """Producers of the topic, as a broker would report them."""
+    node = story.mesh.nodes[broker]
+    audience = Audience(node.fabric, None)
+    audience.begin(None, story.mesh.now)
+    crowd = Gathering()
+    audience.producers(node.fabric.ownership.topic(TOPIC.encode()), crowd, story.mesh.now)
+    return crowd.count
+
+
+def test_a_producer_counts_once_whichever_way_its_messages_go() -> None:
+    story = Story()
+    story.begin()
+    assert (counted(story, "a"), counted(story, "b")) == (1, 0)
+    story.publish(1)
+    story.mesh.run()
+    assert (counted(story, "a"), counted(story, "b")) == (0, 1), "straight to the owner"
+    story.host.machine.move("b", story.mesh.now, client="sender")
+    story.mesh.run()
+    story.host.advance(direct_clients.MARKED_S)
+    story.publish(1)
+    story.mesh.run()
+    assert story.at("b") == 1
+    assert (counted(story, "a"), counted(story, "b")) == (0, 1), "the owner is its home"
+    story.mesh.migrate(TOPIC, "c")
+    story.mesh.run()
+    story.host.advance(1.0)
+    story.publish(1)
+    story.mesh.run()
+    assert [counted(story, name) for name in "abc"] == [0, 0, 1]
+    story.sender.say(Publish(TOPIC, b"by the home broker", 1, dup=True, packet_id=900))
+    story.host.advance(1.0)
+    assert [counted(story, name) for name in "abc"] == [0, 1, 0]
