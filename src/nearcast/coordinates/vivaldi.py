@@ -110,7 +110,7 @@ class Vivaldi:
         return True
 
     def _leave_origin(self, rtt_ms: float) -> None:
-        """Where every node begins is on a line with the first two that moved, and all springs to nodes on a line pull along it."""
+        """Where every node begins is on a line with the first two that moved, and springs to those pull along it for ever."""
         away = [self._rng.gauss(0.0, 1.0) for _ in self.coordinate.vector]
         share = FIRST_STEP * rtt_ms / max(math.hypot(*away), SAME_PLACE_MS)
         self.coordinate.vector = [share * part for part in away]

@@ -100,8 +100,8 @@ class DirectLine:
             sent.packets = b""  # only its size counts from here on
 
     def close_source(self, topic: bytes, epoch: int, owner: str, closing: int, channel: int = 0) -> None:
-        """Nothing more of a topic comes this way from those who will name ``closing`` to its owner of ``epoch``. ``channel``: of
-        the one client that this is about."""
+        """Nothing more of a topic comes this way from those who will name ``closing`` to its owner of ``epoch``; ``channel``
+        is the client's, if it is a single one."""
         fields = (blob(topic), number(epoch), blob(owner.encode("utf-8")), number(closing), number(channel))
         self._link.send(frame(frames.SOURCE_CLOSED, *fields))
 

@@ -123,7 +123,7 @@ class OwnerDesk:
             self._tell(name, [owner])
 
     def in_charge(self, owner: Owner) -> None:
-        """A topic has changed hands: whoever asked for it once, and may not have heard of it from the owner before, is told."""
+        """A topic has changed hands: whoever asked for it, and may not have heard of that from the owner before, is told."""
         for name, epoch in list(self._askers.get(owner.topic, {}).items()):
             if epoch < owner.epoch:
                 self._tell(name, [owner])
