@@ -327,8 +327,14 @@ class Direct:
             elif pending:
                 return LATER  # until that is out, the way cannot be closed behind it
         if line is None:
-            if use.line is not None:
-                self._gateway.places.left(tunnel.client_id, (use.line.name,))
+            before = use.line
+            if before is not None:
+                if before.name != upstream.broker and not first & DUPLICATE:
+                    self._flush_group(tunnel, client, now)
+                    if before.direct.awaits(tunnel, path.topic):
+                        before.direct.waiting[tunnel] = None
+                        return LATER  # the way home may be quicker
+                self._gateway.places.left(tunnel.client_id, (before.name,))
                 use.line = None
             use.home = upstream.broker
             return HOME

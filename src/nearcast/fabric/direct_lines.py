@@ -73,6 +73,11 @@ class DirectLine:
     def has_room(self) -> bool:
         return self._outstanding_bytes < WINDOW_BYTES and not self._link.connection.congested
 
+    def awaits(self, tunnel: Tunnel, topic: bytes) -> bool:
+        """Whether messages of a client to a topic are under way here that will be answered."""
+        asked = [sent for sent in self.unanswered.values() if sent.tunnel is tunnel and sent.packet_ids]
+        return topic in [sent.topic for sent in asked]
+
     def publish(self, sent: Sent, epoch: int, username: str | None, version: int, latency_ms: float, mark: Use) -> None:
         """Send one client's packets of one topic, which the broker owns since ``epoch``."""
         packets = sent.packets

@@ -170,7 +170,9 @@ class Words:
         before = topic.epoch
         sources = topic.sources
         ready = self._say_end(topic, epoch, target, now)
-        self.say(topic, target, errands.word(errands.ACQUIRE, epoch, target, "", ready), now)
+        # What is retained there comes after what was retained here, whatever the clocks say.
+        stamp = f"{self._fabric.last_stamp:x}"
+        self.say(topic, target, errands.word(errands.ACQUIRE, epoch, target, stamp, ready), now)
         topic.begins(epoch, target, ELSEWHERE)
         topic.order = number
         topic.ordered_at = now
@@ -239,6 +241,7 @@ class Words:
 
     def _acquire(self, peer: Peer, topic: OwnedTopic, errand: OwnerErrand, now: float) -> None:
         topic.ended[peer.name] = max(errand.epoch, topic.ended.get(peer.name, 0))
+        self._fabric.seen_stamp(int(errand.other or "0", 16))
         if errand.epoch < topic.epoch or (topic.state == OWNER and errand.epoch == topic.epoch):
             return  # somebody else has it by now, or this broker did not wait for so long
         self._ownership.expect(topic, errand.epoch, now)

@@ -105,6 +105,7 @@ class Story:
         assert self.at("b") == 1
 
 
+# semantics: N12
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("durable", [False, True])
@@ -123,6 +124,7 @@ def test_messages_go_straight_to_the_owner(version: int, qos: int, durable: bool
     assert mirror.messages_in == 6
 
 
+# semantics: N12
 def test_the_acknowledgement_waits_for_the_owners_journal() -> None:
     story = Story(durable=True)
     story.begin()
@@ -141,6 +143,7 @@ def test_the_acknowledgement_waits_for_the_owners_journal() -> None:
     assert story.answers() == [2]
 
 
+# semantics: N12
 def test_qos_2_stays_with_the_home_broker() -> None:
     story = Story()
     story.begin()
@@ -211,6 +214,7 @@ def test_the_switch_from_home_to_owner_keeps_the_order_of_each_client() -> None:
     assert story.received() == first + second
 
 
+# semantics: N12
 def test_puback_order_across_paths() -> None:
     """[MQTT-4.6.0-2]: the owner's answer comes first, the home broker's is for an earlier message."""
     story = Story()
@@ -249,6 +253,7 @@ def test_a_message_that_was_on_its_way_home_before_is_answered_first() -> None:
 # --- the owner moves ----------------------------------------------------------------------------------------------------
 
 
+# semantics: N1 N7
 @pytest.mark.parametrize("target", ["a", "c"])
 @pytest.mark.parametrize("qos", [0, 1])
 def test_the_owner_moves_and_nothing_is_lost_doubled_or_out_of_order(target: str, qos: int) -> None:
@@ -333,6 +338,7 @@ def test_a_chain_of_moves() -> None:
 # --- what breaks --------------------------------------------------------------------------------------------------------
 
 
+# semantics: N12
 def test_what_a_lost_owner_has_not_answered_goes_by_the_home_broker() -> None:
     story = Story()
     story.begin()
@@ -396,6 +402,7 @@ def test_a_client_that_left_is_not_answered() -> None:
     assert story.host.machine.direct.sent_again == 0
 
 
+# semantics: N22
 def test_a_topic_of_another_class_goes_home_again() -> None:
     story = Story()
     story.begin()
@@ -425,6 +432,7 @@ class Rules:
         return True
 
 
+# semantics: N12
 @pytest.mark.parametrize("version", [4, 5])
 def test_the_owner_refuses_what_its_rules_forbid(version: int) -> None:
     story = Story()
@@ -455,6 +463,7 @@ def test_what_makes_no_sense_is_judged_by_the_home_broker() -> None:
     assert story.sender.closed
 
 
+# semantics: N15
 def test_a_client_that_does_not_want_its_own_messages_does_not_get_them() -> None:
     story = Story()
     story.begin()
@@ -531,6 +540,29 @@ def test_a_very_large_packet_goes_home_and_those_behind_it_wait_for_it(monkeypat
     assert story.at("b") == 2
 
 
+# semantics: N7
+def test_a_very_large_packet_waits_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "MAX_DIRECT_BYTES", 262_144)
+    story = Story()
+    story.go_direct()
+    owner = story.host.streams["b"]
+    story.mesh.streams.remove(owner)
+    sent = story.publish(2)
+    run = b""
+    for payload in (b"small", b"l" * 300_000):  # of one read
+        story.number += 1
+        sent.append(payload)
+        run += encode(Publish(TOPIC, payload, 1, packet_id=story.number), 5)
+    story.sender.whisper(run)
+    sent += story.publish(2)
+    story.mesh.run()
+    assert story.received() == [], "the way home is quicker, and not taken"
+    story.mesh.streams.append(owner)
+    story.mesh.run()
+    assert story.received() == sent
+    assert story.answers() == [3, 4, 5, 6, 7, 8]
+
+
 def test_the_home_broker_does_not_take_a_client_that_talks_to_the_owner_for_silent() -> None:
     story = Story()
     sender = story.host.accept()
@@ -567,6 +599,7 @@ def test_a_link_that_takes_no_more_holds_up_its_clients_and_no_others() -> None:
     assert PingResp() in story.sender.take()
 
 
+# semantics: N7
 def test_a_client_moves_while_it_publishes() -> None:
     story = Story()
     story.begin()
@@ -598,6 +631,7 @@ def test_links_to_owners_are_kept_while_they_are_used() -> None:
 # --- everything at once -------------------------------------------------------------------------------------------------
 
 
+# semantics: N7
 @pytest.mark.parametrize("seed", range(12))
 def test_owners_and_clients_move_while_everything_is_under_way(seed: int) -> None:
     """Nothing breaks: then nothing is lost, nothing comes twice, each client's messages stay in order, and so do its

@@ -21,6 +21,7 @@ def test_who_decides_on_old_knowledge_is_told_the_truth() -> None:
     assert directory.topics_of("b2") == ["t"]
 
 
+# semantics: N19
 def test_of_two_that_decide_at_the_same_moment_one_succeeds() -> None:
     directory = OwnerDirectory()
     directory.learn(Owner("t", 5, "b0"))
@@ -73,6 +74,7 @@ STEPS = st.one_of(
 )
 
 
+# semantics: N19
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_is_said_epochs_of_a_topic_rise_and_everybody_has_what_the_directory_says(
     steps: list[tuple[str, str, str, int, int]],

@@ -31,6 +31,7 @@ def test_the_first_who_publishes_becomes_the_owner_and_everybody_is_served() -> 
         assert sorted(client.payloads) == [b"1", b"2", b"3", b"4"]
 
 
+# semantics: N15
 def test_a_client_that_does_not_want_its_own_messages_gets_none_from_the_owner() -> None:
     mesh = OwnedMesh("a", "b")
     Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
@@ -59,6 +60,7 @@ def test_retained_messages_are_what_the_owner_ordered_last() -> None:
     assert late.payloads == [b"kept"]
 
 
+# semantics: N3
 def test_messages_wait_while_nobody_knows_the_owner() -> None:
     mesh = OwnedMesh("a", "b")
     subscriber = Client(mesh.nodes["b"], "subscriber")
@@ -78,6 +80,7 @@ def test_messages_wait_while_nobody_knows_the_owner() -> None:
     assert not mesh.nodes["a"].fabric.ownership.parking_sessions()
 
 
+# semantics: N3
 def test_parked_messages_survive_a_crash() -> None:
     mesh = OwnedMesh("a", "b", durable=True)
     subscriber = Client(mesh.nodes["b"], "subscriber")
@@ -133,6 +136,7 @@ def test_a_topic_changes_hands(target: str) -> None:
         assert received == subscribers[0].payloads
 
 
+# semantics: N16
 def test_an_owner_that_dies_is_replaced_and_what_it_had_not_confirmed_is_sent_again_once() -> None:
     mesh = OwnedMesh("a", "b", "c")
     subscriber = Client(mesh.nodes["c"], "subscriber")
@@ -178,6 +182,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused_with_a_reason() -> None:
     assert "already" in refused.reason
 
 
+# semantics: N6 N7
 @pytest.mark.parametrize("seed", range(40))
 def test_random_moves_keep_the_order_of_every_publisher(seed: int) -> None:
     rng = random.Random(seed)

@@ -235,6 +235,7 @@ def test_a_topic_that_its_owner_knows_nothing_of_goes_to_where_it_was_wanted() -
 # --- brokers that go ------------------------------------------------------------------------------------------------------
 
 
+# semantics: N16
 def test_topics_of_a_broker_that_dies_get_other_owners_and_everybody_hears_of_it() -> None:
     net = three()
     topics = [f"swarm/{number}" for number in range(10)]
@@ -247,6 +248,7 @@ def test_topics_of_a_broker_that_dies_get_other_owners_and_everybody_hears_of_it
     assert {migration.kind for migration in net.manager.migrations.history("swarm/3")} == {"gone"}
 
 
+# semantics: N19
 def test_one_that_was_taken_for_dead_yields_when_it_is_back() -> None:
     net = three()
     asked(net, "b1", "swarm/1")
@@ -291,6 +293,7 @@ def test_the_owner_dies_in_the_middle_of_a_hand_over_and_the_target_gets_the_top
     net.run_until(lambda: net.agreed("swarm/1") == "b3", "the target", 120.0)
 
 
+# semantics: N17
 def test_with_no_broker_left_topics_wait_for_one() -> None:
     net = OwningNet()
     net.add_owning("b1")
@@ -302,6 +305,7 @@ def test_with_no_broker_left_topics_wait_for_one() -> None:
     net.run_until(lambda: net.agreed("swarm/1") == "b2", "the new broker")
 
 
+# semantics: N20
 def test_a_broker_that_is_drained_hands_its_topics_over_and_gets_none() -> None:
     net = three()
     topics = [f"swarm/{number}" for number in range(40)]
@@ -316,6 +320,7 @@ def test_a_broker_that_is_drained_hands_its_topics_over_and_gets_none() -> None:
     assert net.agreed("swarm/new") == "b1"
 
 
+# semantics: N20
 def test_a_broker_that_stops_hands_its_topics_over_first() -> None:
     net = three()
     asked(net, "b1", "swarm/1")
@@ -356,6 +361,7 @@ def reports(net: OwningNet, topic: str, owner: str, clients_at: object = FAR, wo
     net.owning("b3").telemetry(FAR)
 
 
+# semantics: N21
 def test_a_topic_whose_bound_is_violated_moves_to_where_its_clients_are() -> None:
     net = three()
     asked(net, "b1", "swarm/1")
@@ -368,6 +374,7 @@ def test_a_topic_whose_bound_is_violated_moves_to_where_its_clients_are() -> Non
     assert "above its bound of 40 ms" in migration.reason
 
 
+# semantics: N21
 def test_one_within_its_bound_stays_wherever_it_would_be_better() -> None:
     net = three()
     asked(net, "b1", "swarm/1")
