@@ -438,7 +438,7 @@ class Registration(LinkUser):
                 before = self._reported.get(event.target)
                 if before is None or event.news or _differs(before, found):
                     self._measurements[event.target] = found
-                if event.news:
+                if event.news and self.link is not None:
                     self._report_at = min(self._report_at, now + NEWS_S)
                 self.registrant.measured(found, now)
             elif isinstance(event, Ordered):

@@ -520,6 +520,21 @@ def test_an_outcome_that_a_broken_link_swallowed_is_asked_for_again() -> None:
     assert move.state == "done"
 
 
+def test_a_node_without_a_controller_is_due_for_nothing_that_only_a_controller_hears() -> None:
+    """News of a path, found while there is nobody to report it to, kept the node awake: all of its time went into that."""
+    net = Net()
+    net.add_broker("a")
+    gateway = net.add_gateway("g", a=10.0)
+    net.run(5.0)
+    net.kill("controller")
+    net.run(1.0)
+    net.kill("a")
+    for _ in range(200):
+        net.run(0.1)
+        assert gateway.registration is not None
+        assert gateway.registration.next_deadline() > net.now
+
+
 def test_an_order_that_was_overtaken_is_not_said_again() -> None:
     net = two_brokers()
     net.add_broker("third")
