@@ -80,6 +80,8 @@ class Ownership(Part):
         self._asking: dict[bytes, OwnedTopic] = {}
         # Topics in which something waits, or is waited for.
         self._waiting: dict[bytes, OwnedTopic] = {}
+        # Brokers whose link was lost, and until when they may come back before others do what they were to do.
+        self._lost: dict[str, float] = {}
         self._look_at = FOREVER
         self._sweep_at = 0.0
         self._reclassed = False
@@ -141,6 +143,8 @@ class Ownership(Part):
             if topic.state == OWNER:
                 return
             topic.way = [self.target(topic.owner, errands.to_owner(topic.epoch, topic.behind, 0, NO_IDENTITY))]
+            if not self.fabric.peer(topic.owner).up:
+                self._asking[topic.name] = topic  # this broker may be behind, and wait for one that is not the owner any more
         else:
             session = topic.parked.get(OWN)
             topic.way = [] if session is None else [self._parking_target(topic, session)]
@@ -414,16 +418,20 @@ class Ownership(Part):
             self._router.order(route, publication, errands.ordered(topic.epoch, NO_IDENTITY), True, now)
             return
         for begin, count in self.ordered.take(who.origin, who.epoch, who.sequence, publication.count):
-            for part in stretch(publication, begin - who.sequence, count):
-                if topic.has_no_local and who.origin == self.fabric.name:
-                    part.fenced = _only(topic.publisher_of(begin))
-                if part.retain:
-                    self._engine.inbound.retain(part, now)
-                here = True
-                if flags & AGAIN:  # the owner before may have ordered it, and its copy be here or on its way
-                    here = bool(self.delivered.take(who.origin, who.epoch, begin, part.count))
-                said = errands.identity(who.origin, who.epoch, begin)
-                self._router.order(route, part, errands.ordered(topic.epoch, said), here, now)
+            if flags & AGAIN:  # the owner before may have ordered it, and its copy be here or on its way
+                runs = _runs(begin, count, self.delivered.take(who.origin, who.epoch, begin, count))
+            else:
+                runs = [(begin, count, True)]
+            for first, length, here in runs:
+                said_from = first
+                for part in stretch(publication, first - who.sequence, length):
+                    if topic.has_no_local and who.origin == self.fabric.name:
+                        part.fenced = _only(topic.publisher_of(said_from))
+                    if part.retain and here:  # else others may have been retained since
+                        self._engine.inbound.retain(part, now)
+                    said = errands.identity(who.origin, who.epoch, said_from)
+                    said_from += part.count
+                    self._router.order(route, part, errands.ordered(topic.epoch, said), here, now)
 
     # --- waiting --------------------------------------------------------------------------------------------------------
 
@@ -515,6 +523,30 @@ class Ownership(Part):
     def peer_down(self, peer: Peer, now: float) -> None:
         for topic in list(self._waiting.values()):
             self.words.lost(topic, peer.name, now)
+        self._lost[peer.name] = now + WAIT_S
+        for topic in self.topics.values():
+            if topic.state == ELSEWHERE and topic.owner == peer.name:
+                # Others may know of a later owner. Who publishes here next asks, too (:meth:`direct`).
+                self._router.forget(topic.name)
+                if topic.sent:
+                    self._asking[topic.name] = topic
+
+    def _give_up(self, name: str, now: float) -> None:
+        """A broker has not come back for so long: what it was to pass on to topics' new owners goes there from here. Should it
+        come back, that is known by its identity."""
+        peer = self.fabric.peers.get(name)
+        if peer is None or peer.up:
+            return
+        former: dict[bytes, OwnedTopic] = {}
+        for pending in peer.session.queue or ():
+            topic = self.topics.get(pending.publication.topic)
+            if topic is not None and pending.terms.via[:1] == errands.TO_OWNER and topic.owner and topic.owner != name:
+                former[topic.name] = topic
+        for topic in former.values():
+            if topic.behind == name:  # its word does not come either
+                topic.behind = ""
+                self._router.forget(topic.name)
+            self._send_again(topic, peer, now)
 
     def forgets(self, peer: Peer, now: float) -> None:
         """A broker is about to be forgotten, with what is kept for it: what it was to order has to be kept otherwise."""
@@ -578,6 +610,11 @@ class Ownership(Part):
                 self._look_at = now + LOOK_S
             if self.leaving:
                 self._hand_out(now)
+        if self._lost:
+            for name, until in list(self._lost.items()):
+                if until <= now:
+                    del self._lost[name]
+                    self._give_up(name, now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             for topic in list(self.topics.values()):
@@ -586,10 +623,25 @@ class Ownership(Part):
                     self._router.forget(topic.name)
 
     def next_deadline(self) -> float:
-        return min(self._look_at, self._sweep_at) if self.topics else FOREVER
+        deadline = min(self._look_at, self._sweep_at) if self.topics else FOREVER
+        return min(deadline, min(self._lost.values())) if self._lost else deadline
 
 
 _SENT_AGAIN: Final = OwnerErrand(errands.TO_OWNER, 0, "", AGAIN)
+
+
+def _runs(first: int, count: int, fresh: list[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+    """All of a stretch of numbers in order, as (first, how many, whether they are among the ``fresh`` ones) each."""
+    runs: list[tuple[int, int, bool]] = []
+    at = first
+    for begin, length in fresh:
+        if at < begin:
+            runs.append((at, begin - at, False))
+        runs.append((begin, length, True))
+        at = begin + length
+    if at < first + count:
+        runs.append((at, first + count - at, False))
+    return runs
 
 
 def _identity(peer: Peer, publication: Publication, errand: OwnerErrand) -> Identity:

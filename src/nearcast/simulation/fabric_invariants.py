@@ -301,6 +301,9 @@ class FabricLedger(Ledger):
     def _check_calm(self) -> None:
         if self.duplicated > self.excused:
             raise InvariantViolated(f"{self.duplicated - self.excused} messages came twice, and nothing was disturbed", [])
+        self._check_complete()
+
+    def _check_complete(self) -> None:
         for known in self._subscribers.values():
             for publisher, sequence in sorted({*known.expected, *known.given_up}):
                 stream = self._streams[publisher]

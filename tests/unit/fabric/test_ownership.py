@@ -6,8 +6,15 @@ import random
 
 import pytest
 
+from nearcast.fabric import owner_errands as errands
+from nearcast.fabric.identities import Identity
+from nearcast.fabric.owner_errands import OwnerErrand
+from nearcast.fabric.owner_words import WAIT_S
+from nearcast.fabricconfig import Fabric as FabricSettings
+from nearcast.mqtt.publication import build_all
 from tests.fabric_clients import Client
-from tests.ownership_harness import OwnedMesh
+from tests.fabric_harness import End
+from tests.ownership_harness import OWNED_CLASS, OwnedMesh
 
 TOPIC = "owned/t"
 
@@ -168,6 +175,103 @@ def test_an_owner_that_dies_is_replaced_and_what_it_had_not_confirmed_is_sent_ag
     mesh.run()
     mesh.advance(6.0)
     assert mesh.owners(TOPIC) in (["c"], ["a", "c"])
+
+
+def between(mesh: OwnedMesh, first: str, second: str) -> tuple[End, End]:
+    return next(stream for stream in mesh.streams if {stream[0].node.name, stream[1].node.name} == {first, second})
+
+
+def test_what_went_to_a_former_owner_that_dies_with_it_goes_to_the_new_one() -> None:
+    """The controller found out before the link did: the owner that was is told, and never hears it."""
+    mesh = OwnedMesh("a", "b", "c")
+    subscriber = Client(mesh.nodes["c"], "subscriber")
+    subscriber.subscribe(TOPIC)
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    publisher = Client(mesh.nodes["b"], "publisher")
+    publisher.publish(TOPIC, b"second", 1)
+    mesh.run()
+    dying = between(mesh, "a", "b")
+    mesh.streams.remove(dying)
+    publisher.publish(TOPIC, b"third", 1)
+    mesh.directory.appoint(TOPIC, "c", "b", "c")
+    mesh.run()
+    mesh.streams.append(dying)
+    for end in dying:
+        end.inbox.clear()
+    for stream in list(mesh.streams):
+        if "a" in (stream[0].node.name, stream[1].node.name):
+            mesh.cut(stream, gone=mesh.nodes["a"])
+    mesh.advance(WAIT_S - 1.0)
+    subscriber.read()
+    assert subscriber.payloads == [b"first", b"second"], "it may come back, and then nothing is out of order"
+    mesh.advance(2.0)
+    subscriber.read()
+    assert subscriber.payloads == [b"first", b"second", b"third"]
+
+
+def test_who_publishes_to_an_owner_that_cannot_be_reached_asks_whether_it_still_is_that() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    publisher = Client(mesh.nodes["c"], "publisher")
+    publisher.publish(TOPIC, b"second", 1)
+    mesh.run()
+    subscriber = Client(mesh.nodes["b"], "subscriber")
+    subscriber.subscribe(TOPIC)
+    mesh.run()
+    for other in ("b", "c"):
+        mesh.cut(between(mesh, "a", other))
+    mesh.directory.appoint(TOPIC, "b", "b")  # who was told of it is not c
+    publisher.publish(TOPIC, b"third", 1)
+    mesh.run()
+    subscriber.read()
+    assert subscriber.payloads == [b"third"]
+    assert mesh.nodes["c"].fabric.ownership.owner_of(TOPIC.encode())[0] == "b"
+
+
+def test_of_messages_that_are_sent_again_together_only_those_are_delivered_that_were_not() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    subscriber, far = Client(mesh.nodes["b"], "subscriber"), Client(mesh.nodes["c"], "far")
+    for client in (subscriber, far):
+        client.subscribe(TOPIC)
+    mesh.run()
+    mesh.directory.owners[TOPIC] = (1, "b")
+    mesh.nodes["b"].fabric.ownership.told(TOPIC, 1, "b", mesh.now, True)
+    mesh.run()
+    ownership = mesh.nodes["b"].fabric.ownership
+    ownership.delivered.take("x", 7, 101, 2)  # the second and the third, in the order of the owner before
+    (together,) = build_all(TOPIC.encode(), [b"1", b"2", b"3", b"4"], 1, False)
+    who = Identity("x", 7, 100)
+    again = OwnerErrand(errands.TO_OWNER, 0, "", errands.AGAIN)
+    ownership._intake(ownership.topic(TOPIC.encode()), "", again, who, together, mesh.now)
+    mesh.nodes["b"].flush()
+    mesh.run()
+    for client in (subscriber, far):
+        client.read()
+    assert subscriber.payloads == [b"1", b"4"]
+    assert far.payloads == [b"1", b"2", b"3", b"4"]
+    assert mesh.nodes["c"].fabric.ownership.delivered.take("x", 7, 100, 4) == []
+
+
+def test_a_word_finds_room_where_messages_do_not() -> None:
+    mesh = OwnedMesh("a", "b", "c", settings=FabricSettings(classes=(OWNED_CLASS,), max_queued_messages=3))
+    Client(mesh.nodes["c"], "subscriber").subscribe(TOPIC)
+    mesh.run()
+    publisher = Client(mesh.nodes["a"], "publisher")
+    publisher.publish(TOPIC, b"0", 1)
+    mesh.run()
+    held = between(mesh, "a", "c")
+    mesh.streams.remove(held)
+    for number in range(8):
+        publisher.publish(TOPIC, b"%d" % number, 1)
+    assert mesh.nodes["a"].engine.stats.dropped_queue_full
+    assert mesh.migrate(TOPIC, "b") is None
+    mesh.run()
+    mesh.streams.append(held)
+    mesh.run()
+    assert mesh.owners(TOPIC) == ["b"]
+    assert sum(node.fabric.ownership.late_gates for node in mesh.nodes.values()) == 0
 
 
 def test_an_order_that_cannot_be_carried_out_is_refused_with_a_reason() -> None:
