@@ -131,6 +131,18 @@ class BatchRefused(NearcastError):
     """A batch that was handed in on the bulk port was not taken; the message says why and what to do."""
 
 
+class NotLeader(NearcastError):
+    """Only the leader of a replica set can do this. ``leader`` is the replica that leads, as far as is known; 0: nobody."""
+
+    def __init__(self, leader: int) -> None:
+        super().__init__(f"replica {leader} leads" if leader else "there is no leader at the moment")
+        self.leader = leader
+
+
+class ProposalRefused(NearcastError):
+    """The leader does not take this now; the message says why. Nothing of it was done."""
+
+
 class PipelineError(NearcastError):
     """A Spark job cannot run or failed for a reason that its user can do something about."""
 
