@@ -113,7 +113,7 @@ def recoveries(
     """By change: a violation is its own when it begins, or goes on, within the grace after it. One that is still going on at
     the next change, or at ``until_s``, is counted up to there: what follows is the next one's."""
     ordered = sorted(changes_s)
-    ends = [*ordered[1:], until_s]
+    ends = [*ordered[1:], until_s][: len(ordered)]
     result = []
     for at_s, next_s in zip(ordered, ends, strict=True):
         own = [each for each in found if each.end_s > at_s and each.begin_s < min(at_s + grace_s, next_s)]

@@ -48,8 +48,11 @@ EFFECT_MS = 10.0
 
 SLOW_HZ = 2.0
 PAYLOAD_BYTES = 64
-REST_S = 2.0
-"""Between two phases: clients that follow their owners have arrived, and a quiet time is measured."""
+AFTER_S = 2.0
+"""Clients that follow their owner do so within this time of its move: that belongs to the phase."""
+
+QUIET_S = 2.0
+"""Before a phase: the same is measured while nothing moves."""
 
 PATIENCE_S = 240.0
 """For one phase."""
@@ -84,6 +87,10 @@ class MigrationParameters(Parameters, frozen=True, kw_only=True):
     executors: tuple[int, ...] = EXECUTORS
     """Migrations at once, with the controller 40 ms away."""
 
+    rest_s: float = 13.0
+    """Between two phases. After as long a rest, clients follow their owner at once again, so that a phase does not depend on the
+    one before; after a shorter one they may still be elsewhere when the next begins."""
+
     baseline: bool = True
     """Whether Pulsar's workflow runs, too."""
 
@@ -96,6 +103,7 @@ class MigrationParameters(Parameters, frozen=True, kw_only=True):
         self.require(len(self.distances_ms) > 0, "distances_ms", "must name one distance at least")
         self.require(all(0 < each <= 1_000 for each in self.distances_ms), "distances_ms", "must be between 0 and 1,000")
         self.require(all(1 <= each <= 10_000 for each in self.executors), "executors", "must be between 1 and 10,000")
+        self.require(QUIET_S <= self.rest_s <= 600, "rest_s", f"must be between {QUIET_S:g} and 600")
         self.require(self.qos in (0, 1, 2), "qos", "must be 0, 1 or 2")
 
     @property
@@ -136,6 +144,7 @@ class Migration(Experiment[MigrationParameters]):
         "rate_hz": 40.0,
         "distances_ms": (10.0, 80.0),
         "executors": (),
+        "rest_s": 4.0,
     }
 
     def bars(self, parameters: MigrationParameters) -> Sequence[Bar]:
@@ -233,7 +242,7 @@ async def _drive(
         for number, distance_ms in enumerate(distances):
             for site in ("edge-a", "edge-b", "homes"):
                 await wan.link(site, "cloud", latency_ms=distance_ms)
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(AFTER_S + run.parameters.rest_s)
             target = FIRST if number % 2 else SECOND
             run.step(f"{setup.workflow}, {setup.executors} at once: controller {distance_ms:g} ms away")
             moved = await _move_all(wan, scenario, target, wanted)
@@ -249,7 +258,7 @@ async def _drive(
                     migrations=own,
                 )
             )
-        await asyncio.sleep(REST_S)
+        await asyncio.sleep(AFTER_S + 1.0)
     finally:
         stop.set()
 

@@ -1,8 +1,9 @@
 """What came of a run of ``migration``: gaps in streams around each phase, times of migrations, what was lost or repeated.
 
-*Downtime* of a client is its longest time without a message from when topics were asked to move until a second after the last
-one had, less its publishing interval. *Per-topic time* is the paper's: from the controller's order to the answer that it is
-done. The same gap in the rest before a phase, when nothing moves, is what the machine itself makes of it: the *quiet* one.
+*Downtime* of a client is its longest time without a message from when topics were asked to move until 2 s after the last one
+had, in which clients follow their owner, less its publishing interval. *Per-topic time* is the paper's: from the controller's
+order to the answer that it is done. The same gap in the 2 s before a phase, when nothing moves, is what the machine itself makes
+of it: the *quiet* one.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 from nearcast.experiments import plots
 from nearcast.experiments.flows import Count, Flows, longest_gap
 from nearcast.experiments.migration import (
+    AFTER_S,
     MAIN_DISTANCE_MS,
     MAIN_EXECUTORS,
     PREFIX,
-    REST_S,
+    QUIET_S,
     MigrationParameters,
     Phase,
     Setup,
@@ -26,10 +28,6 @@ from nearcast.experiments.migration import (
 from nearcast.experiments.run import Run
 from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.scenario import Scenario
-
-AFTER_S = 1.0
-"""Clients that follow their owner do so after it has moved."""
-
 
 class Outcome(NamedTuple):
     """One phase."""
@@ -70,7 +68,7 @@ def _outcome(phase: Phase, streams: Mapping[str, np.ndarray], interval_ms: float
         gap = longest_gap(received_s, phase.from_s, phase.until_s + AFTER_S)
         if gap is not None:
             downtimes.append(max(0.0, gap[1] * 1e3 - interval_ms))
-        before = longest_gap(received_s, phase.from_s - REST_S / 2, phase.from_s)
+        before = longest_gap(received_s, phase.from_s - QUIET_S, phase.from_s)
         if before is not None:
             quiet.append(max(0.0, before[1] * 1e3 - interval_ms))
     times = [

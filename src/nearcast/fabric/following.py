@@ -5,21 +5,34 @@ and says so (FOLLOW): one broker, or nobody, because the topics have several own
 as it moves any client (:mod:`nearcast.fabric.moving`), which the client does not notice; and back to where the gateway's other
 clients are once nobody owns all of it.
 
-Topics move, too. A client follows when the word has stood for :data:`SETTLED_S`, and not again within :data:`PAUSE_S`: moving
-it costs the brokers more than a message that goes a longer way.
+Topics move, too, and moving a client costs the brokers more than a message that goes a longer way. So a client follows when the
+word has stood for :data:`SETTLED_S`; not where its home is on the way, as one in the gateway's own site is (:data:`WORTH`); and
+not again for a while, which is short at first and doubles each time that a topic did not stay (:data:`PAUSE_S`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from nearcast.fabric.choosing import UNKNOWN_MS
+
 if TYPE_CHECKING:
     from nearcast.fabric.gateway import Gateway
     from nearcast.fabric.tunnels import Channel, Tunnel
 
 SETTLED_S: Final = 1.0
-PAUSE_S: Final = 10.0
 LOOK_S: Final = 0.25
+
+WORTH: Final = 0.1
+"""What a move can save is the way between gateway and home, there and back. Where that is less than this share of the way to the
+owner, the client stays: its topic may be about to come here."""
+
+PAUSE_S: Final = 2.0
+MAX_PAUSE_S: Final = 60.0
+RESTED_S: Final = 10.0
+"""A client that followed does so again after :data:`PAUSE_S` at the earliest, and after twice as long each further time, unless
+it could have and did not for as long as this. Too low moves clients of a topic that flaps; too high leaves them at a broker
+that their topic has left."""
 
 
 class Wish:
@@ -28,7 +41,14 @@ class Wish:
     def __init__(self, target: str, now: float) -> None:
         self.target = target
         self.since = now
-        self.not_before = 0.0
+        self.pause_s = PAUSE_S
+        self.not_before = -RESTED_S
+
+    def followed(self, now: float) -> None:
+        """The client is moved."""
+        rested = now - self.not_before >= RESTED_S
+        self.pause_s = PAUSE_S if rested else min(2 * self.pause_s, MAX_PAUSE_S)
+        self.not_before = now + self.pause_s
 
 
 class Following:
@@ -72,7 +92,7 @@ class Following:
             target = self._target(tunnel, wish, now)
             if target:
                 chosen.setdefault(target, []).append(tunnel)
-                wish.not_before = now + PAUSE_S
+                wish.followed(now)
                 tunnel.followed = wish.target != ""
         for target, tunnels in chosen.items():
             self.moved += len(tunnels)
@@ -99,6 +119,9 @@ class Following:
                 tunnel.followed = False
                 return ""
             return home.name
+        away_ms = gateway.choice.latency_ms(wish.target)
+        if away_ms < UNKNOWN_MS and gateway.choice.latency_ms(upstream.broker) < WORTH * away_ms:
+            return ""
         line = gateway.lines.get(wish.target)
         if line is None:
             gateway.reaches(wish.target, now)
