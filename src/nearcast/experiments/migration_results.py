@@ -2,8 +2,8 @@
 
 *Downtime* of a client is its longest time without a message from when topics were asked to move until 2 s after the last one
 had, in which clients follow their owner, less its publishing interval. *Per-topic time* is the paper's: from the controller's
-order to the answer that it is done. The same gap in the 2 s before a phase, when nothing moves, is what the machine itself makes
-of it: the *quiet* one.
+order to the answer that it is done. The same gap in the 2 s before a phase, when nothing moves, is what the machine itself
+makes of it: the *quiet* one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from nearcast.experiments.migration import (
 from nearcast.experiments.run import Run
 from nearcast.scenario.expansion import expand_clients
 from nearcast.scenario.scenario import Scenario
+
 
 class Outcome(NamedTuple):
     """One phase."""

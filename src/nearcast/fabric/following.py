@@ -5,9 +5,9 @@ and says so (FOLLOW): one broker, or nobody, because the topics have several own
 as it moves any client (:mod:`nearcast.fabric.moving`), which the client does not notice; and back to where the gateway's other
 clients are once nobody owns all of it.
 
-Topics move, too, and moving a client costs the brokers more than a message that goes a longer way. So a client follows when the
-word has stood for :data:`SETTLED_S`; not where its home is on the way, as one in the gateway's own site is (:data:`WORTH`); and
-not again for a while, which is short at first and doubles each time that a topic did not stay (:data:`PAUSE_S`).
+Topics move, too, and moving a client costs the brokers more than a message that goes a longer way. So a client follows when
+the word has stood for :data:`SETTLED_S`; not where its home is on the way, as one in the gateway's own site is
+(:data:`WORTH`); and not again for a while, which is short at first and doubles each time (:data:`PAUSE_S`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SETTLED_S: Final = 1.0
 LOOK_S: Final = 0.25
 
 WORTH: Final = 0.1
-"""What a move can save is the way between gateway and home, there and back. Where that is less than this share of the way to the
-owner, the client stays: its topic may be about to come here."""
+"""What a move can save is the way between gateway and home, there and back. Where that is less than this share of the way to
+the owner, the client stays: its topic may be about to come here."""
 
 PAUSE_S: Final = 2.0
 MAX_PAUSE_S: Final = 60.0
 RESTED_S: Final = 10.0
-"""A client that followed does so again after :data:`PAUSE_S` at the earliest, and after twice as long each further time, unless
-it could have and did not for as long as this. Too low moves clients of a topic that flaps; too high leaves them at a broker
+"""A client that followed does so again after :data:`PAUSE_S` at the earliest, and after twice as long each further time,
+unless it did not for this long although it could have. Too low moves clients of a topic that flaps; too high leaves them at a broker
 that their topic has left."""
 
 

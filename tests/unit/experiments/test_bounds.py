@@ -61,3 +61,7 @@ def test_how_long_a_change_is_felt() -> None:
         (8.0, 1.0),
         (12.0, 0.0),  # the last violation begins long after
     ]
+
+
+def test_without_a_change_nothing_is_felt() -> None:
+    assert recoveries([Violation(1.0, 3.5, 50.0)], [], 30.0) == []
