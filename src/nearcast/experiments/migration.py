@@ -88,8 +88,8 @@ class MigrationParameters(Parameters, frozen=True, kw_only=True):
     """Migrations at once, with the controller 40 ms away."""
 
     rest_s: float = 13.0
-    """Between two phases. After as long a rest, clients follow their owner at once again, and a phase does not depend on the one
-    before; after a shorter one they may still be elsewhere when the next begins."""
+    """Between two phases. After as long a rest, clients follow their owner at once again, and a phase does not depend on the
+    one before; after a shorter one they may still be elsewhere when the next begins."""
 
     baseline: bool = True
     """Whether Pulsar's workflow runs, too."""

@@ -31,8 +31,8 @@ PAUSE_S: Final = 2.0
 MAX_PAUSE_S: Final = 60.0
 RESTED_S: Final = 10.0
 """A client that followed does so again after :data:`PAUSE_S` at the earliest, and after twice as long each further time,
-unless it did not for this long although it could have. Too low moves clients of a topic that flaps; too high leaves them at a broker
-that their topic has left."""
+unless it did not for this long although it could have. Too low moves clients of a topic that flaps; too high leaves them
+at a broker that their topic has left."""
 
 
 class Wish:
