@@ -63,6 +63,39 @@ def test_emmas_clients_move_and_neither_lose_nor_repeat_anything(tmp_path: Path)
     assert processes_about(tmp_path / "out") == []
 
 
+needs_datagrams = pytest.mark.skipif(
+    namespaces.available() is not None, reason="nodes measure over UDP, which loopback mode does not carry"
+)
+
+
+@needs_datagrams
+def test_all_topics_change_owners_at_once(tmp_path: Path) -> None:
+    """Figure 7 of ePulsar. How long clients got nothing says something about this machine now; what they got does not."""
+    outcome = performed(tmp_path / "out", "migration", "--quick")
+    bars = {bar["name"]: bar for bar in outcome["bars"]}
+    for name in ("lost", "duplicated", "out_of_order", "failed", "moved"):
+        assert bars[name]["ok"], (bars[name], outcome["notes"])
+    assert bars["median_downtime_ms"]["value"] is not None
+    assert {phase["workflow"] for phase in outcome["figures"]["phases"]} == {"handover", "release"}
+    assert all((tmp_path / "out" / plot).stat().st_size > 10_000 for plot in outcome["plots"])
+    assert processes_about(tmp_path / "out") == []
+
+
+@needs_datagrams
+@pytest.mark.parametrize(("name", "change"), [("uav", "zone_changes"), ("mmog", "regroupings")])
+def test_owners_follow_the_clients_of_their_topics(name: str, change: str, tmp_path: Path) -> None:
+    """Figures 8 and 9 of ePulsar. Latencies say something about this machine now, too."""
+    outcome = performed(tmp_path / "out", name, "--quick")
+    bars = {bar["name"]: bar for bar in outcome["bars"]}
+    for bar in (change, "migrations", "lost"):
+        assert bars[bar]["ok"], (bars[bar], outcome["notes"], outcome["figures"].get("first_losses"))
+    assert bars["within_bound_percent"]["value"] is not None
+    assert bars["longest_violation_s"]["value"] is not None
+    assert check(tmp_path / "out" / outcome["events"][0]).problems == ()
+    assert (tmp_path / "out" / outcome["plots"][0]).stat().st_size > 10_000
+    assert processes_about(tmp_path / "out") == []
+
+
 @pytest.mark.skipif(namespaces.available() is not None, reason="brokers measure over UDP, which loopback mode does not carry")
 def test_excess_data_of_real_brokers_with_mosquitto_as_the_cloud(tmp_path: Path) -> None:
     """Tables I and II of the broadcast-group paper. Which groups form with 5 ms depends on how busy this machine is."""
