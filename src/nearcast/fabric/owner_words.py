@@ -73,13 +73,19 @@ class Words:
                 self._done(topic, "", now)
         elif what == errands.CLOSING:
             self._ownership.told(topic.text, errand.epoch, errand.name, now)
-            self.closed(topic, WaitingWord([peer.name], 0, errand.other, errand.epoch, errand.name), now)
+            self.closed(topic, self._word_of(peer, topic, errand), now)
         elif what == errands.CLOSED:
-            self.closed(topic, WaitingWord([peer.name], 0, errand.other, errand.epoch, errand.name), now)
+            self.closed(topic, self._word_of(peer, topic, errand), now)
         elif what == errands.COME_THROUGH:
             self._come_through(topic, errand.other, errand.epoch, now)
         else:
             raise ValueError("an unknown word about an owned topic")
+
+    def _word_of(self, peer: Peer, topic: OwnedTopic, errand: OwnerErrand) -> WaitingWord:
+        """CLOSING or CLOSED. What it stands behind may be among what this broker passed on before it became the owner again."""
+        behind_own = topic.own_behind_epoch if errand.other != self._fabric.name else 0
+        by = [peer.name] if peer.name in topic.parked else []  # what waits here later came behind it
+        return WaitingWord(by, behind_own, errand.other, errand.epoch, errand.name)
 
     def closed(self, topic: OwnedTopic, word: WaitingWord, now: float) -> None:
         """All is on its way that a source sent by the way it used before an epoch: the owner of that epoch has to know.
