@@ -59,6 +59,14 @@ class _Stretches:
                 starts.append(first)
                 ends.append(last)
             return [(first, last)]
+        fresh = self.absent(first, last)
+        if fresh:
+            self._insert(first, last)
+        return fresh
+
+    def absent(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The stretches from ``first`` to ``last`` that are not there, in order."""
+        starts, ends = self.starts, self.ends
         fresh: list[tuple[int, int]] = []
         begin = first
         place = max(0, bisect_right(starts, first) - 1)
@@ -72,8 +80,6 @@ class _Stretches:
                 place += 1
         if begin <= last:
             fresh.append((begin, last))
-        if fresh:
-            self._insert(first, last)
         return fresh
 
     def _insert(self, first: int, last: int) -> None:
@@ -134,6 +140,13 @@ class Seen:
             taken += end - begin + 1
         self.repeated += count - taken
         return found
+
+    def absent(self, origin: str, epoch: int, first: int, count: int) -> list[tuple[int, int]]:
+        """Those that were not here, as :meth:`take` has them, without taking them."""
+        known = self._by_origin.get((origin, epoch))
+        if known is None:
+            return [(first, count)]
+        return [(begin, end - begin + 1) for begin, end in known.absent(first, first + count - 1)]
 
     def _forget_half(self, known: _Stretches) -> None:
         before = len(known.starts)

@@ -82,7 +82,7 @@ class Words:
             raise ValueError("an unknown word about an owned topic")
 
     def _word_of(self, peer: Peer, topic: OwnedTopic, errand: OwnerErrand) -> WaitingWord:
-        """CLOSING or CLOSED. What it stands behind may be among what this broker passed on before it became the owner again."""
+        """CLOSING or CLOSED. What it stands behind may be among what this broker passed on before it owned the topic again."""
         behind_own = topic.own_behind_epoch if errand.other != self._fabric.name else 0
         by = [peer.name] if peer.name in topic.parked else []  # what waits here later came behind it
         return WaitingWord(by, behind_own, errand.other, errand.epoch, errand.name)

@@ -233,7 +233,7 @@ class Ownership(Part):
         self.changed(topic)
         if former and owner:
             peer = self.fabric.peer(former)
-            if peer.up:
+            if peer.up or former == owner:  # what it was sent before it was lost is on its way there as ever
                 topic.behind = former
                 self.words.say(topic, former, errands.word(errands.CLOSING, epoch, owner, self.fabric.name), now)
             else:
@@ -287,12 +287,14 @@ class Ownership(Part):
             self.stale_messages += publication.count
             self._intake(topic, OWN, _SENT_AGAIN, who, publication, now)
             return
-        for begin, count in self.delivered.take(who.origin, who.epoch, who.sequence, publication.count):
-            for part in stretch(publication, begin - who.sequence, count):
-                if topic.has_no_local and who.origin == self.fabric.name:
-                    part.fenced = _only(topic.publisher_of(begin))
-                topic.ordered += part.count
-                self.fabric.channels.bridge(peer, part, errand.rest, now)
+        for first, length in self.delivered.take(who.origin, who.epoch, who.sequence, publication.count):
+            # What this broker ordered itself before another did, its subscribers had then.
+            for begin, count in self.ordered.absent(who.origin, who.epoch, first, length):
+                for part in stretch(publication, begin - who.sequence, count):
+                    if topic.has_no_local and who.origin == self.fabric.name:
+                        part.fenced = _only(topic.publisher_of(begin))
+                    topic.ordered += part.count
+                    self.fabric.channels.bridge(peer, part, errand.rest, now)
 
     def _take_in(self, peer: Peer, topic: OwnedTopic, publication: Publication, errand: OwnerErrand, now: float) -> None:
         """A source takes this broker for the owner."""

@@ -254,6 +254,67 @@ def test_of_messages_that_are_sent_again_together_only_those_are_delivered_that_
     assert mesh.nodes["c"].fabric.ownership.delivered.take("x", 7, 100, 4) == []
 
 
+def test_what_the_owner_ordered_before_it_was_cut_off_is_not_delivered_there_again() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    subscribers = [Client(mesh.nodes[name], f"s-{name}") for name in "ac"]
+    for subscriber in subscribers:
+        subscriber.subscribe(TOPIC)
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    publisher = Client(mesh.nodes["b"], "publisher")
+    publisher.publish(TOPIC, b"second", 2)
+    mesh.run()
+    publisher.publish(TOPIC, b"third", 2)
+    source = between(mesh, "a", "b")
+    owner = next(end for end in source if end.node.name == "a")
+    while owner.inbox:
+        owner.node.fabric.receive(owner.link, owner.inbox.popleft(), mesh.now)  # type: ignore[arg-type]
+    assert mesh.nodes["a"].fabric.ownership.topic(TOPIC.encode()).ordered == 3
+    for other in "bc":  # before it says that it has it
+        mesh.cut(between(mesh, "a", other))
+    mesh.directory.appoint(TOPIC, "c", "b", "c")
+    mesh.run()
+    mesh.link("a", "b")
+    mesh.link("a", "c")
+    mesh.advance(WAIT_S + 1.0)
+    for subscriber in subscribers:
+        subscriber.read()
+        assert subscriber.payloads == [b"first", b"second", b"third"]
+
+
+def test_an_owner_that_stays_the_owner_is_sent_nothing_again() -> None:
+    """It crashed after it had ordered a message, and before it said so; the controller gives it the topic again."""
+    mesh = OwnedMesh("a", "b", durable=True)
+    subscriber = Client(mesh.nodes["a"], "subscriber", clean_start=False, expiry=100)
+    subscriber.subscribe(TOPIC)
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    publisher = Client(mesh.nodes["b"], "publisher")
+    publisher.publish(TOPIC, b"second", 2)
+    mesh.run()
+    subscriber.read()
+    stream = between(mesh, "a", "b")
+    owner = next(end for end in stream if end.node.name == "a")
+    publisher.publish(TOPIC, b"third", 2)
+    mesh.nodes["b"].sync()
+    while owner.inbox:
+        owner.node.fabric.receive(owner.link, owner.inbox.popleft(), mesh.now)  # type: ignore[arg-type]
+    owner.node.flush()
+    owner.node.sync()
+    subscriber.read()
+    before = len(subscriber.payloads)
+    mesh.nodes["a"].crash()
+    mesh.attach("a")
+    mesh.directory.appoint(TOPIC, "a", "a", "b")
+    mesh.link("a", "b")
+    mesh.run()
+    again = Client(mesh.nodes["a"], "subscriber", clean_start=False, expiry=100)
+    mesh.run()
+    again.read()
+    assert subscriber.payloads[:before] == [b"first", b"second", b"third"]
+    assert again.payloads in ([], [b"third"])
+
+
 def run_but(mesh: OwnedMesh, sender: str, receiver: str) -> None:
     """Everything arrives but what one broker sends to another."""
     busy = True
