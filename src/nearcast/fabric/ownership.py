@@ -211,8 +211,9 @@ class Ownership(Part):
         self.changed(topic)
         if former:
             peer = self.fabric.peer(former)
+            # Also to one that is lost: it is to know when it is back, before it takes for its own what it finds there.
+            self.words.say(topic, former, errands.word(errands.CLOSING, epoch, topic.owner, self.fabric.name), now)
             if peer.up:
-                self.words.say(topic, former, errands.word(errands.CLOSING, epoch, topic.owner, self.fabric.name), now)
                 topic.own_behind_epoch = epoch
                 topic.own_until = now + WAIT_S
             else:
@@ -223,6 +224,8 @@ class Ownership(Part):
         """Somebody knows that this broker owns a topic from this epoch on; the word of the owner before is on its way."""
         if epoch > topic.epoch:
             self._become(topic, epoch, now)
+            # A broker that was away hears this of those who have not heard since that somebody else does.
+            self._asking[topic.name] = topic
 
     def follow(self, topic: OwnedTopic, epoch: int, owner: str, now: float) -> None:
         """Another broker owns a topic; or nobody, and then the directory is asked."""
@@ -233,9 +236,9 @@ class Ownership(Part):
         self.changed(topic)
         if former and owner:
             peer = self.fabric.peer(former)
+            self.words.say(topic, former, errands.word(errands.CLOSING, epoch, owner, self.fabric.name), now)
             if peer.up or former == owner:  # what it was sent before it was lost is on its way there as ever
                 topic.behind = former
-                self.words.say(topic, former, errands.word(errands.CLOSING, epoch, owner, self.fabric.name), now)
             else:
                 self._send_again(topic, peer, now)
         if owner:

@@ -314,7 +314,10 @@ class FabricLedger(Ledger):
                 )
 
     def _check_last_retained(self) -> None:
-        for (_, _, topic), streams in self._retained.items():
+        by_topic: dict[str, list[Stream]] = {}
+        for (_, _, topic), streams in self._retained.items():  # of clients at any broker
+            by_topic.setdefault(topic, []).extend(streams)
+        for topic, streams in by_topic.items():
             if len(streams) > 1:
                 continue
             promised = streams[0].acknowledged_retained

@@ -10,6 +10,8 @@ It is what :mod:`nearcast.simulation.fabric_invariants` says of any fabric, with
 - *Order.* That of a publisher is kept across migrations. An owner that is lost ends it for what was on its way: what it brings
   back comes late. So does a link that is lost while a topic moves: nobody waits longer than
   :data:`~nearcast.fabric.ownership.WAIT_S` for what is behind it.
+- *Once.* If the broker of a subscriber died since, a message may come to it twice: it was sent to an owner that died, and what
+  a broker has had is remembered only while it runs (N16).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from nearcast.scenario.identity import decode_identity
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.fabric_invariants import LATE_S, Brokers, FabricLedger
 from nearcast.simulation.hosts import Host
-from nearcast.simulation.mqtt_invariants import Key, Subscriber
+from nearcast.simulation.mqtt_invariants import Key, Sent, Subscriber
 from nearcast.simulation.owned_tables import OwnedRules
 
 Line = tuple[str, int]
@@ -106,6 +108,14 @@ class OwnedLedger(FabricLedger):
             return False
         self._look_at_links()
         return max(self._links_lost_s, *self._broker_died_s.values(), -LATE_S - 1.0) >= message.sent_s - LATE_S
+
+    def _may_repeat(self, known: Subscriber, sent: Sent) -> bool:
+        if super()._may_repeat(known, sent):
+            return True
+        # What was sent to an owner that died is sent again, and what a broker has had is remembered only while it runs.
+        if not self._rules.is_owned(sent.message.topic):
+            return False
+        return self._broker_died_s.get(self._place(known), -1.0) >= sent.message.sent_s
 
     # --- what must hold -------------------------------------------------------------------------------------------------
 

@@ -315,6 +315,35 @@ def test_an_owner_that_stays_the_owner_is_sent_nothing_again() -> None:
     assert again.payloads in ([], [b"third"])
 
 
+def test_an_owner_that_comes_back_hears_that_it_is_not_the_owner_before_it_takes_what_was_sent_to_it() -> None:
+    """The controller is away. What waited for it, retained messages among it, is old by now."""
+    mesh = OwnedMesh("a", "b", durable=True)
+    Client(mesh.nodes["a"], "first").publish(TOPIC, b"first", 1)
+    mesh.run()
+    publisher = Client(mesh.nodes["b"], "publisher")
+    publisher.publish(TOPIC, b"second", 1, retain=True)
+    mesh.run()
+    mesh.nodes["a"].crash()
+    publisher.publish(TOPIC, b"third", 1, retain=True)
+    mesh.nodes["b"].sync()
+    mesh.directory.appoint(TOPIC, "b", "b")
+    mesh.run()
+    publisher.publish(TOPIC, b"fourth", 1, retain=True)
+    mesh.run()
+    mesh.directory.silent = True
+    mesh.attach("a")
+    mesh.link("a", "b")
+    mesh.run()
+    mesh.advance(3.0)
+    assert mesh.owners(TOPIC) == ["b"]
+    for name in "ab":
+        late = Client(mesh.nodes[name], f"late-{name}")
+        late.subscribe(TOPIC)
+        mesh.run()
+        late.read()
+        assert late.payloads == [b"fourth"]
+
+
 def run_but(mesh: OwnedMesh, sender: str, receiver: str) -> None:
     """Everything arrives but what one broker sends to another."""
     busy = True
