@@ -116,7 +116,7 @@ def _tell(run: Run[MigrationParameters], outcomes: Sequence[Outcome]) -> None:
         [
             "workflow",
             "executors",
-            "controller (ms)",
+            "away (ms)",
             "topics",
             "downtime (ms)",
             "longest (ms)",

@@ -51,6 +51,7 @@ def _losses(run: Run[MmogParameters], flows: Flows) -> None:
         expected += due
         lost += missing
     run.figure("followed", {"expected": expected, "lost": lost})
+    run.table("messages of those that were followed", ["", "expected", "lost"], [["to their followers", expected, lost]])
     if parameters.qos:
         run.measured("lost", lost)
 
