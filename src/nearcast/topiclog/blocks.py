@@ -23,7 +23,8 @@ Other kinds use the same header with a count of 0 and one offset of 0; their bod
 - TOPIC: the name of ``topic``; ``first_index`` is the index its next record gets. With FLOOR, it is the oldest index there is:
   records below it were removed, even where a file still has them.
 - MARK: who wrote the GROUPED blocks right before it, and how far it has come (:class:`nearcast.topiclog.marks.Mark`, as
-  MessagePack). GROUPED blocks that no MARK follows do not exist: together they are there or not.
+  MessagePack). GROUPED blocks that no MARK follows do not exist: together they are there or not. A MARK that is GROUPED itself
+  does not end the group but belongs to it, and so does a TOPIC with FLOOR.
 - LINK: first in every segment: ``first_index`` is the size that the segment before had when this one was begun, because a
   file system may keep the end of one file in a power cut and lose that of another; ``topic`` is how many marks follow that
   are remembered from before.
@@ -125,4 +126,48 @@ def encode_into(
         pieces.append(payload)
         if padding_bytes:
             pieces.append(padding)
+    return size
+
+
+def encode_body(publisher: bytes, properties: bytes, payloads: list[bytes]) -> list[bytes]:
+    """What stands behind a block's header: in one piece, or in several around large payloads, which are not copied."""
+    count = len(payloads)
+    if count == 1:
+        payload = payloads[0]
+        offsets = _SIZES.pack(0, len(payload))
+    else:
+        ends = [0]
+        end = 0
+        for item in payloads:
+            end += len(item)
+            ends.append(end)
+        offsets = struct.pack(f"<{count + 1}I", *ends)
+        payload = b"".join(payloads)
+    size: i64 = HEADER_BYTES + len(offsets) + len(publisher) + len(properties) + len(payload)
+    padding = _PADDING[: -size & 7]
+    if len(payload) <= _COPIED_BYTES:
+        return [b"".join((offsets, publisher, properties, payload, padding))]
+    return [b"".join((offsets, publisher, properties)), payload, padding]
+
+
+def encode_records(
+    pieces: list[bytes],
+    flags: int,
+    topic: int,
+    first_index: int,
+    time_us: int,
+    count: int,
+    publisher_bytes: int,
+    properties_bytes: int,
+    body: list[bytes],
+    body_bytes: int,
+) -> int:
+    """Add a block of records whose body is there already; returns the block's length."""
+    size: i64 = HEADER_BYTES + body_bytes
+    rest = _REST.pack(RECORDS, flags, publisher_bytes, topic, first_index, time_us, count, properties_bytes)
+    checksum = zlib.crc32(rest)
+    for piece in body:
+        checksum = zlib.crc32(piece, checksum)
+    pieces.append(_SIZES.pack(size, checksum) + rest)
+    pieces.extend(body)
     return size

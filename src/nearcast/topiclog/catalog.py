@@ -116,6 +116,7 @@ class Catalog:
             error = StorageCorrupt(self.storage.path(index_name(segment.name)), 0, str(error))
         self.report(error)
         found = scan(self.storage, segment.name, is_last=False)
+        found.apply_floors(segment.size)  # it was sealed: all of it is committed
         self._mapped.pop(segment.sequence, None)
         segment.has_index = False  # made anew by the next job
         found.runs.settle()

@@ -22,6 +22,7 @@ All other calls come from one thread. This module knows neither disks, nor clock
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -30,12 +31,14 @@ from mypy_extensions import i64
 
 from nearcast.config import Retention
 from nearcast.errors import LocalProtocolError, StorageCorrupt
-from nearcast.topiclog import reading, retention
+from nearcast.topiclog import divisions, reading, retention
 from nearcast.topiclog.batches import Record
-from nearcast.topiclog.blocks import FLOOR, GROUPED, LINK, MARK, RECORDS, SEGMENT_HEADER, TOPIC, encode_into
+from nearcast.topiclog.blocks import FLOOR, GROUPED, LINK, MARK, RECORDS, SEGMENT_HEADER, TOPIC, encode_into, encode_records
 from nearcast.topiclog.catalog import OFFSET_BITS, OFFSET_MASK, Catalog
+from nearcast.topiclog.divisions import Division
+from nearcast.topiclog.entries import Run
 from nearcast.topiclog.jobs import Job, Remove, Rewrite, Seal
-from nearcast.topiclog.marks import Mark, encode_mark
+from nearcast.topiclog.marks import Mark, encode_mark, remember
 from nearcast.topiclog.recovery import Recovery
 from nearcast.topiclog.runs import RUN_BYTES, Runs
 from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment, index_name, log_name
@@ -65,16 +68,6 @@ class _Entry:
         self.floor = 0
 
 
-class _Written:
-    """What one write handed to the storage and waits to be committed."""
-
-    def __init__(self, position: int, topics: list[Topic], next_indexes: list[int], marks: list[Mark]) -> None:
-        self.position = position
-        self.topics = topics
-        self.next_indexes = next_indexes
-        self.marks = marks
-
-
 class TopicLog:
     """See the module."""
 
@@ -84,6 +77,14 @@ class TopicLog:
         self.on_commit: Callable[[], None] | None = None
         """Called after every commit that made something visible."""
         self.written_position: int = 0
+        self.divided: list[int] = []
+        """Where the divisions of the last write end."""
+        self.remembers_names = False
+        """Whether topics without records keep their next index when nothing else in the log names them."""
+        self.flushed_position: int = 1 << 62
+        """Up to where the disk is known to have it, if it may be committed before that."""
+        self.held_from: int = 1 << 62
+        """Segments from this one on are neither removed nor written anew."""
         self._storage = storage
         self._catalog = Catalog(storage)
         self._segment_bytes: i64 = segment_bytes
@@ -91,17 +92,25 @@ class TopicLog:
         self._last_number: int = 0
         self._runs = Runs()
         self._time_us: i64 = 0
+        self._saved_time_us: i64 = 0
+        self._committed_time_us: int = 0
         self._latest_marks: dict[str, Mark] = {}
         # What is gathered.
         self._pieces: list[bytes] = []
         self._entries: list[_Entry] = []
         self._gathered_bytes: i64 = 0
+        self._gathered_topics: list[Topic] = []
+        self._gathered_divisions: list[Division] = []
+        # Of those, what belongs to the division that is gathered last.
+        self._division: i64 = 1
         self._touched: list[Topic] = []
+        self._first_indexes: list[int] = []
         self._gathered_marks: list[Mark] = []
+        self._gathered_floors: list[tuple[Topic, int]] = []
         self._group_open = False
         self._rolling = False
         self._sequence: i64 = 0
-        self._uncommitted: deque[_Written] = deque()
+        self._uncommitted: deque[Division] = deque()
         # Retention and jobs.
         self._round: list[Topic] = []
         self._job: Job | None = None
@@ -109,6 +118,10 @@ class TopicLog:
         """Files of segments that are not part of the log any more."""
         self._deleted: dict[int, Topic] = {}
         """Topics without a record that some file still names."""
+        self._reminded_position: int = 0
+        """Where it was last repeated that such topics are there."""
+        self._reminding = False
+        self._found_floors: list[tuple[int, int, int]] = []
 
     @property
     def topics(self) -> dict[bytes, Topic]:
@@ -130,6 +143,20 @@ class TopicLog:
         return self._catalog.committed_position
 
     @property
+    def catalog(self) -> Catalog:
+        """Where things are, for what reads the log in other ways than by topic."""
+        return self._catalog
+
+    @property
+    def latest_time_us(self) -> int:
+        """Of the youngest block: nothing that is appended gets an earlier time."""
+        return self._time_us
+
+    def written_marks(self) -> dict[str, Mark]:
+        """The latest mark of each producer, committed or not."""
+        return dict(self._latest_marks)
+
+    @property
     def segment_count(self) -> int:
         """Files of the log."""
         return len(self._catalog.segments)
@@ -144,11 +171,15 @@ class TopicLog:
 
         :class:`StorageUnavailable` says that a newer version wrote it; then nothing was touched.
         """
+        self.recover_unsettled()
+        self.settle(self.written_position, [], self.marks, self._time_us)
+
+    def recover_unsettled(self) -> None:
+        """The same, when it is not known yet how much of it is committed; :meth:`settle` says so next."""
         self._sequence = 0  # not open
         recovery = Recovery(self._catalog)
         recovery.run()
         self._drop_gathered()
-        self._touched = []
         self._uncommitted.clear()
         self._round = []
         self._job = None
@@ -162,16 +193,49 @@ class TopicLog:
         last = self._catalog.segments[-1]
         self._sequence = last.sequence
         self.written_position = self._catalog.committed_position = (last.sequence << OFFSET_BITS) + last.size
+        self._reminded_position = self.written_position
+        self.divided = []
+        self._found_floors = recovery.group_floors
 
-    def close(self) -> None:
+    def settle(self, position: int, uncommitted: list[Division], marks: dict[str, Mark], time_us: int) -> None:
+        """After :meth:`recover_unsettled`: the log is committed up to ``position``, where its marks and its youngest block's
+        time were these; the rest is not."""
+        catalog = self._catalog
+        self.marks = marks
+        self._committed_time_us = time_us
+        catalog.committed_position = position
+        first_seen: set[int] = set()
+        for division in uncommitted:
+            for topic, first_index in zip(division.topics, division.first_indexes, strict=True):
+                if topic.number not in first_seen:
+                    first_seen.add(topic.number)
+                    topic.committed_index = first_index
+                    if topic.first_index >= first_index:
+                        self._deleted[topic.number] = topic
+        self._uncommitted.extend(uncommitted)
+        for end, number, floor in self._found_floors:
+            named = catalog.numbered.get(number)
+            if named is not None and end <= position:
+                self._remove_below(named, floor, end)
+        self._found_floors = []
+
+    def close(self, marks: list[Mark] | None = None) -> None:
         """Write down where the newest segment's blocks lie, so that opening need not read it. All is committed by now.
+
+        Whoever knows better how much is committed says so in marks, which are found as the latest of their producers; all is
+        flushed by now.
 
         Whoever does not come to call this only opens more slowly. Raises :class:`StorageUnavailable`.
         """
         if not self._sequence:  # opening it failed: nothing is touched
             return
         active = self._catalog.segments[-1]
-        if active.size and self._catalog.committed_position == self.written_position and not self._pieces:
+        is_settled = self._catalog.committed_position == self.written_position
+        if marks is not None:  # an index has only what was emptied for good
+            is_settled = not any(division.floors for division in self._uncommitted)
+            for mark in marks:
+                self._latest_marks[mark.producer] = mark
+        if active.size and is_settled and not self._pieces:
             active.marks = list(self._latest_marks.values())
             Seal(self._storage, active, self._catalog.runs_of(active)).run()
 
@@ -206,6 +270,14 @@ class TopicLog:
         self._touch(topic)
         self._declare(topic, topic.next_index)
 
+    def delete_when_committed(self, topic: Topic) -> None:
+        """The same, as part of a group: when that is committed, and not at all if it is cut off."""
+        self._begin()
+        self._touch(topic)
+        self._name(topic, FLOOR | GROUPED, topic.next_index)
+        self._gathered_floors.append((topic, topic.next_index))
+        self._group_open = True
+
     def forget_mark(self, producer: str) -> None:
         """Do not repeat a producer's mark in segments to come."""
         self._latest_marks.pop(producer, None)
@@ -224,18 +296,53 @@ class TopicLog:
             arrived = self._time_us
         else:
             self._time_us = arrived
-        if not topic.touched:
+        if topic.touched_in != self._division:
             self._touch(topic)
         if topic.declared_in != self._sequence:
             self._declare(topic, 0)
         first = topic.next_index
-        count: i64 = len(payloads)
         size: i64 = encode_into(self._pieces, RECORDS, flags, topic.number, first, arrived, publisher, properties, payloads)
-        offset = self._gathered_bytes
-        self._gathered_bytes = offset + size
-        topic.next_index = first + count
         if flags & GROUPED:
             self._group_open = True
+        self._gather(topic, size, len(payloads), arrived)
+        return first
+
+    def append_run(self, topic: Topic, run: Run) -> int:
+        """The records of an entry's run, as part of a group; returns the first one's index."""
+        if not self._pieces:
+            self._begin()
+        arrived: i64 = run.time_us
+        if arrived < self._time_us:
+            arrived = self._time_us
+        else:
+            self._time_us = arrived
+        if topic.touched_in != self._division:
+            self._touch(topic)
+        if topic.declared_in != self._sequence:
+            self._declare(topic, 0)
+        first = topic.next_index
+        size: i64 = encode_records(
+            self._pieces,
+            run.flags | GROUPED,
+            topic.number,
+            first,
+            arrived,
+            run.count,
+            run.publisher_bytes,
+            run.properties_bytes,
+            run.body,
+            run.body_bytes,
+        )
+        self._group_open = True
+        self._gather(topic, size, run.count, arrived)
+        return first
+
+    def _gather(self, topic: Topic, size: i64, count: i64, arrived: i64) -> None:
+        """Take note of a block that was gathered."""
+        offset = self._gathered_bytes
+        self._gathered_bytes = offset + size
+        first = topic.next_index
+        topic.next_index = first + count
         entries = self._entries
         if entries:
             last = entries[-1]
@@ -244,16 +351,44 @@ class TopicLog:
                 last.size += size
                 last.count += count
                 last.last_time_us = arrived
-                return first
+                return
         entries.append(_Entry(topic, offset, size, first, count, arrived))
-        return first
 
     def append_mark(self, mark: Mark) -> None:
         """End a group: the GROUPED blocks before it and the mark are there together or not at all."""
         self._begin()
-        self._put_mark(mark)
+        self._put_mark(mark, 0)
         self._gathered_marks.append(mark)
         self._group_open = False
+
+    def append_group_mark(self, mark: Mark) -> None:
+        """A further mark of the group that another one ends."""
+        self._begin()
+        self._put_mark(mark, GROUPED)
+        self._gathered_marks.append(mark)
+        self._group_open = True
+
+    def divide(self) -> None:
+        """What was gathered so far can be committed, and stay, without what follows."""
+        next_indexes: list[int] = []
+        for topic in self._touched:
+            next_indexes.append(topic.next_index)
+        self._gathered_divisions.append(
+            Division(
+                self._gathered_bytes,
+                self._touched,
+                self._first_indexes,
+                next_indexes,
+                self._gathered_marks,
+                self._gathered_floors,
+                self._time_us,
+            )
+        )
+        self._division += 1
+        self._touched = []
+        self._first_indexes = []
+        self._gathered_marks = []
+        self._gathered_floors = []
 
     def write(self) -> int:
         """Hand all that was gathered to the storage; returns the position behind it.
@@ -272,24 +407,31 @@ class TopicLog:
         except BaseException:
             self._undo()
             raise
+        gathered = self._gathered_divisions
+        if not gathered or gathered[-1].position < self._gathered_bytes:
+            self.divide()
         if self._rolling:
             self._roll()
+        for division in gathered:
+            for mark in division.marks:
+                remember(self._latest_marks, mark)
         segment = self._catalog.segments[-1]
+        base = (segment.sequence << OFFSET_BITS) + segment.size
         self._apply(segment)
         segment.size += self._gathered_bytes
         segment.logical_size = segment.size
         segment.last_time_us = self._time_us
         position = (segment.sequence << OFFSET_BITS) + segment.size
         self.written_position = position
-        next_indexes: list[int] = []
-        for topic in self._touched:
+        if self._reminding:
+            self._reminded_position = position
+        self.divided = []
+        for division in gathered:
+            division.position += base
+            self.divided.append(division.position)
+            self._uncommitted.append(division)
+        for topic in self._gathered_topics:
             topic.touched = False
-            next_indexes.append(topic.next_index)
-        for mark in self._gathered_marks:
-            if mark.producer:
-                self._latest_marks[mark.producer] = mark
-        self._uncommitted.append(_Written(position, self._touched, next_indexes, self._gathered_marks))
-        self._touched = []
         self._drop_gathered()
         return position
 
@@ -299,13 +441,15 @@ class TopicLog:
         if not uncommitted or uncommitted[0].position > position:
             return
         while uncommitted and uncommitted[0].position <= position:
-            written = uncommitted.popleft()
-            for topic, next_index in zip(written.topics, written.next_indexes, strict=True):
+            division = uncommitted.popleft()
+            for topic, next_index in zip(division.topics, division.next_indexes, strict=True):
                 topic.committed_index = next_index
-            for mark in written.marks:
-                if mark.producer:
-                    self.marks[mark.producer] = mark
-            self._catalog.committed_position = written.position
+            for mark in division.marks:
+                remember(self.marks, mark)
+            self._catalog.committed_position = division.position
+            self._committed_time_us = division.time_us
+            for topic, floor in division.floors:
+                self._remove_below(topic, floor, division.position)
         if self.on_commit is not None:
             self.on_commit()
 
@@ -333,7 +477,7 @@ class TopicLog:
         for topic in catalog.topics.values():
             before[topic.name] = (topic.first_index, topic.committed_index, topic.retention)
         marks = self.marks
-        kept = [written for written in self._uncommitted if written.position <= position]
+        kept = [division for division in self._uncommitted if division.position <= position]
         self.recover()
         self._uncommitted.extend(kept)
         self.marks = marks
@@ -345,10 +489,51 @@ class TopicLog:
             if first > topic.first_index:
                 retention.advance(catalog, topic, first)
 
+    def cut_tail(self, position: int) -> None:
+        """The same at the end of a division that a mark ends, without reading anything again; jobs may be under way."""
+        catalog = self._catalog
+        if position < catalog.committed_position:
+            raise LocalProtocolError("what is committed cannot be cut off")
+        self._undo()
+        uncommitted = self._uncommitted
+        if position == self.written_position:
+            return
+        while uncommitted and uncommitted[-1].position > position:
+            uncommitted.pop()
+        time_us = uncommitted[-1].time_us if uncommitted else self._committed_time_us
+        for topic in divisions.cut(catalog, position, time_us):
+            if topic.first_index >= topic.committed_index:
+                self._deleted[topic.number] = topic
+        last = catalog.segments[-1]
+        runs = catalog.runs_of(last)
+        if isinstance(runs, Runs):
+            self._runs = runs
+        self._sequence = last.sequence
+        self._time_us = time_us
+        self._latest_marks = dict(self.marks)
+        for division in uncommitted:
+            for mark in division.marks:
+                remember(self._latest_marks, mark)
+        self.written_position = position
+        self._reminded_position = min(self._reminded_position, position)
+
+    def _remove_below(self, topic: Topic, floor: int, position: int) -> None:
+        """A group that ends at a position, and is committed, emptied a topic."""
+        catalog = self._catalog
+        at = bisect_right(catalog.sequences, position >> OFFSET_BITS) - 1
+        segment = catalog.segments[at]
+        part = catalog.runs_of(segment).need(topic.number)
+        part.floor = max(part.floor, floor)
+        segment.has_deletions = True
+        if floor > topic.first_index:
+            retention.advance(catalog, topic, floor)
+        self._deleted[topic.number] = topic
+
     def _begin(self) -> None:
         """Before the first thing that is gathered: which segment it goes to, and what that one begins with."""
         if self._pieces:
             return
+        self._saved_time_us = self._time_us
         active = self._catalog.segments[-1]
         self._rolling = active.size >= self._segment_bytes
         self._sequence = active.sequence + 1 if self._rolling else active.sequence
@@ -361,27 +546,33 @@ class TopicLog:
             size = before.size if before is not None else 0
             self._gathered_bytes += encode_into(self._pieces, LINK, 0, len(marks), size, self._time_us, b"", b"", [])
             for mark in marks:
-                self._put_mark(mark)
+                self._put_mark(mark, 0)
 
-    def _put_mark(self, mark: Mark) -> None:
-        self._gathered_bytes += encode_into(self._pieces, MARK, 0, 0, 0, self._time_us, b"", encode_mark(mark), [])
+    def _put_mark(self, mark: Mark, flags: int) -> None:
+        self._gathered_bytes += encode_into(self._pieces, MARK, flags, 0, 0, self._time_us, b"", encode_mark(mark), [])
 
     def _touch(self, topic: Topic) -> None:
         """Remember what a topic is before anything is gathered for it."""
+        if topic.touched_in != self._division:
+            topic.touched_in = self._division
+            self._touched.append(topic)
+            self._first_indexes.append(topic.next_index)
         if not topic.touched:
             topic.touched = True
             topic.saved_next = topic.next_index
             topic.saved_declared = topic.declared_in
-            self._touched.append(topic)
+            self._gathered_topics.append(topic)
 
     def _declare(self, topic: Topic, floor: int) -> None:
         """Name a topic in the segment; with a floor, its records below are removed."""
-        flags = FLOOR if floor else 0
+        self._name(topic, FLOOR if floor else 0, floor)
+
+    def _name(self, topic: Topic, flags: int, floor: int) -> None:
         first = topic.next_index
         size: i64 = encode_into(self._pieces, TOPIC, flags, topic.number, first, self._time_us, b"", topic.name, [])
         entry = _Entry(topic, self._gathered_bytes, size, first, 0, 0)
         entry.declares = True
-        entry.floor = floor
+        entry.floor = 0 if flags & GROUPED else floor
         self._entries.append(entry)
         self._gathered_bytes += size
         topic.declared_in = self._sequence
@@ -427,20 +618,28 @@ class TopicLog:
 
     def _undo(self) -> None:
         """What was gathered never was."""
-        for topic in self._touched:
+        for topic in self._gathered_topics:
             topic.touched = False
             topic.next_index = topic.saved_next
             topic.declared_in = topic.saved_declared
-        self._touched = []
+        if self._pieces:
+            self._time_us = self._saved_time_us
         self._drop_gathered()
 
     def _drop_gathered(self) -> None:
         self._pieces = []
         self._entries = []
         self._gathered_bytes = 0
+        self._gathered_topics = []
+        self._gathered_divisions = []
+        self._division += 1
+        self._touched = []
+        self._first_indexes = []
         self._gathered_marks = []
+        self._gathered_floors = []
         self._group_open = False
         self._rolling = False
+        self._reminding = False
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -502,8 +701,9 @@ class TopicLog:
 
     def _next_job(self) -> Job | None:
         catalog = self._catalog
-        committed = catalog.committed_position >> OFFSET_BITS
-        if not catalog.committed_position & OFFSET_MASK:
+        safe_position = min(catalog.committed_position, self.flushed_position)
+        committed = safe_position >> OFFSET_BITS
+        if not safe_position & OFFSET_MASK:
             committed -= 1  # the marks that the newest segment repeats are not on disk yet
         storage = self._storage
         for segment in catalog.segments:
@@ -511,14 +711,35 @@ class TopicLog:
                 break
             # Without the word that a topic was deleted, what older segments have of it would be back after a restart.
             is_needed = segment.has_deletions and segment is not catalog.segments[0]
-            if segment.live_bytes == 0 and not is_needed:
-                self._drop(segment)
+            is_held = segment.sequence >= self.held_from
+            if segment.live_bytes == 0 and not is_needed and not is_held:
+                if self._are_names_kept(segment):
+                    self._drop(segment)
                 break
             if not segment.has_index:
                 return Seal(storage, segment, catalog.runs_of(segment))
-            if retention.is_mostly_dead(segment):
+            if not is_held and retention.is_mostly_dead(segment):
                 return Rewrite(catalog, segment, catalog.runs_of(segment))
         return Remove(storage, self._garbage) if self._garbage else None
+
+    def _are_names_kept(self, segment: Segment) -> bool:
+        """Whether names and next indexes are known without this segment. If not, they are gathered to be written again."""
+        if not self.remembers_names:
+            return True
+        if self._reminding or self._reminded_position > self._catalog.committed_position:
+            return False
+        kept = True
+        for topic in self._deleted.values():
+            is_empty = topic.first_index >= topic.committed_index
+            if not is_empty or topic.next_index == 1:
+                continue
+            if topic.next_index > topic.committed_index:
+                kept = False  # it comes again: that is committed soon, or cut off
+            elif topic.declared_in < 0 or topic.declared_in == segment.sequence:
+                kept = False
+                self._reminding = True
+                self.delete(topic)
+        return kept
 
     def _drop(self, segment: Segment) -> None:
         """Nobody will read a segment any more."""
@@ -526,7 +747,10 @@ class TopicLog:
         catalog.drop(segment)
         self._garbage.append(segment.name)
         for topic in list(self._deleted.values()):
-            if topic.places or topic.touched:
+            if self.remembers_names:
+                if topic.first_index < topic.committed_index:
+                    del self._deleted[topic.number]
+            elif topic.places or topic.touched:
                 del self._deleted[topic.number]
             elif topic.declared_in < catalog.sequences[0]:  # no file names it any more: it is forgotten
                 del self._deleted[topic.number]

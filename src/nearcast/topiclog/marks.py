@@ -10,6 +10,9 @@ from typing import Final
 
 import msgspec
 
+FORGOTTEN: Final = -1
+"""The batch of a mark that says: do not remember this producer any more."""
+
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Who wrote a group, and how far that one has come."""
@@ -31,6 +34,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     packet_ids: tuple[int, ...] = ()
     """Their packet identifiers, in order."""
+
+    body: bytes = b""
+    """What whoever wrote it wants to find there again."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -56,3 +62,11 @@ def encode_marks(marks: list[Mark]) -> bytes:
 def decode_marks(data: bytes | memoryview) -> list[Mark]:
     """What :func:`encode_marks` wrote; ``ValueError`` for anything else."""
     return _LIST_DECODER.decode(data)
+
+
+def remember(marks: dict[str, Mark], mark: Mark) -> None:
+    """Take note of a mark as the latest of its producer."""
+    if mark.batch == FORGOTTEN:
+        marks.pop(mark.producer, None)
+    elif mark.producer:
+        marks[mark.producer] = mark

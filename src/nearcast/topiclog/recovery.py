@@ -10,8 +10,8 @@ from typing import Final
 
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog import indexes
-from nearcast.topiclog.catalog import Catalog
-from nearcast.topiclog.marks import Mark
+from nearcast.topiclog.catalog import OFFSET_BITS, Catalog
+from nearcast.topiclog.marks import Mark, remember
 from nearcast.topiclog.retention import advance
 from nearcast.topiclog.runs import Part, Runs
 from nearcast.topiclog.segments import (
@@ -40,6 +40,8 @@ class Recovery:
         self.last_time_us = 0
         self.marks: dict[str, Mark] = {}
         self.last_number = 0
+        self.group_floors: list[tuple[int, int, int]] = []
+        """Topics that groups emptied: (position behind the group, topic, floor). They count when the group is committed."""
         self._catalog = catalog
         self._storage: Storage = catalog.storage
         self._known: dict[bytes, Topic] = {}
@@ -148,6 +150,7 @@ class Recovery:
         segment.size = segment.logical_size = size
         segment.last_time_us = found.last_time_us
         segment.runs = found.runs
+        self._take_floors(segment, found)
         self._take_marks([mark for _, mark in found.marks], found.is_begun)
         segment.marks = list(self.marks.values())
         return found.runs.parts()
@@ -162,6 +165,7 @@ class Recovery:
         segment.size = segment.logical_size = found.end
         segment.last_time_us = found.last_time_us
         segment.runs = self.runs = found.runs
+        self._take_floors(segment, found)
         self._take_marks([mark for _, mark in found.marks], found.is_begun)
         self._keep_aside(segment.name, found.end)
         storage.remove(index_name(segment.name))  # of before it was cut back and grew again
@@ -211,13 +215,16 @@ class Recovery:
             storage.remove(kept)
         storage.put(f"{name}.{begin}{DAMAGED}", [rest], False)
 
+    def _take_floors(self, segment: Segment, found: Scanned) -> None:
+        base = segment.sequence << OFFSET_BITS
+        self.group_floors += [(base + end, number, floor) for end, number, floor in found.floors if end <= found.end]
+
     def _take_marks(self, marks: list[Mark], is_complete: bool) -> None:
         """Marks of a segment, which begins with those that are remembered from before, if its beginning is whole."""
         if is_complete:
             self.marks = {}
         for mark in marks:
-            if mark.producer:
-                self.marks[mark.producer] = mark
+            remember(self.marks, mark)
 
     def _add(self, segment: Segment, parts: list[Part]) -> None:
         """A segment, and what it says about topics."""

@@ -10,7 +10,7 @@ The segment that grows has its runs in memory (:class:`Runs`); a sealed one has 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
 
@@ -35,7 +35,7 @@ class Part:
         self.number = number
         self.name = name
         self.declared_at: i64 = 0
-        """Where in the file it was named."""
+        """Where in the file it was named; -1: unknown."""
         self.floor = 0
         """Records below this index were removed, says this segment; 0 says nothing."""
         self.first = next_index
@@ -138,6 +138,7 @@ class Runs(RunColumns):
             part.growing = array("I")
             part.growing.frombytes(column_bytes(part.postings))
             part.postings = part.growing
+            part.declared_at = -1
             self._parts[part.number] = part
 
     def declare(self, number: int, name: bytes, next_index: int, offset: int) -> Part:
@@ -153,6 +154,33 @@ class Runs(RunColumns):
         for part in list(self._parts.values()):
             if part.declared_at >= offset:
                 del self._parts[part.number]
+
+    def cut(self, offset: int) -> list[tuple[Part, int]]:
+        """Blocks at this offset and behind, which no run spans, are gone; returns what lost something, and how many bytes."""
+        self.settle()
+        self._topic = -1
+        self._end = -1
+        begin: i64 = bisect_left(self._offsets, offset)
+        lost: dict[int, int] = {}
+        run: i64 = self.count
+        while run > begin:
+            run -= 1
+            part = self._parts[self._topics[run]]
+            lost[part.number] = lost.get(part.number, 0) + self._lengths[run]
+            part.next = self._firsts[run]
+            if part.growing is not None:
+                part.growing.pop()
+        for column in (self._firsts, self._topics, self._offsets, self._lengths, self._counts):
+            del column[begin:]
+        self.count = begin
+        found: list[tuple[Part, int]] = []
+        for number, size in lost.items():
+            part = self._parts[number]
+            part.bytes -= size
+            if part.growing is None or not part.growing:
+                part.first = part.next
+            found.append((part, size))
+        return found
 
     def add(self, part: Part, first: int, offset: int, length: int, count: int, first_time_us: int, last_time_us: int) -> None:
         """Blocks of one topic, adjacent to each other and younger than all before."""

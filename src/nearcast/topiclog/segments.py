@@ -104,8 +104,17 @@ class Scanned:
         self.marks: list[tuple[int, Mark]] = []
         """All marks in it, with their offsets."""
         self.damage: list[StorageCorrupt] = []
+        self.floors: list[tuple[int, int, int]] = []
+        """Topics that a group emptied, with the group's end: (offset behind it, topic, floor)."""
         self.repeated_marks: int = -1
         """How many of the marks are repeated from before, says its LINK; -1: there is none."""
+
+    def apply_floors(self, end: int) -> None:
+        """What groups emptied that end up to here is gone: they are committed."""
+        for at, number, floor in self.floors:
+            part = self.runs.part(number)
+            if at <= end and part is not None:
+                part.floor = max(part.floor, floor)
 
     @property
     def is_begun(self) -> bool:
@@ -118,7 +127,24 @@ class _Group:
 
     def __init__(self, is_used: bool) -> None:
         self.is_used = is_used
+        self.last_time_us = 0
         self.blocks: list[tuple[Part, int, int, int, int, int]] = []
+        self.floors: list[tuple[int, int]] = []
+        self.marks: list[tuple[int, Mark]] = []
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.blocks or self.floors or self.marks)
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.floors.clear()
+        self.marks.clear()
+
+    def drop(self, last_time_us: int) -> None:
+        """They do not exist."""
+        self.clear()
+        self.last_time_us = last_time_us
 
 
 def scan(storage: Storage, name: str, *, is_last: bool, known: Scanned | None = None) -> Scanned:
@@ -140,6 +166,7 @@ def scan(storage: Storage, name: str, *, is_last: bool, known: Scanned | None = 
     parsed = parse_log_name(name)
     # Whoever wrote a segment anew took whole groups, and no marks.
     group = _Group(parsed is None or parsed[1] == 0)
+    group.last_time_us = found.last_time_us
     while offset < size:
         problem = _problem_at(view, offset, size)
         if problem:
@@ -147,12 +174,13 @@ def scan(storage: Storage, name: str, *, is_last: bool, known: Scanned | None = 
             behind = -1 if is_last else _behind(view, offset, size)
             if behind < 0:
                 break
-            group.blocks.clear()
+            group.drop(found.last_time_us)
             offset = behind
             continue
         offset += _take(found, group, view, offset, path)
-        if not group.blocks:
+        if not group.is_open:
             found.end = offset
+            found.last_time_us = group.last_time_us
     if is_last:
         if found.end == SEGMENT_HEADER_BYTES:
             found.end = 0  # a beginning that is not whole is written again
@@ -200,8 +228,9 @@ def _take(found: Scanned, group: _Group, view: memoryview, offset: i64, path: st
         count,
         properties_bytes,
     ) = HEADER.unpack_from(view, offset)
-    if time_us > found.last_time_us:
-        found.last_time_us = time_us
+    # A name may be there without the group that it was written for: its time says nothing.
+    if kind != TOPIC and time_us > group.last_time_us:
+        group.last_time_us = time_us
     runs = found.runs
     if kind == RECORDS:
         part = runs.part(number)
@@ -210,26 +239,37 @@ def _take(found: Scanned, group: _Group, view: memoryview, offset: i64, path: st
         elif flags & GROUPED and group.is_used:
             group.blocks.append((part, first, offset, length, count, time_us))
         else:
-            group.blocks.clear()
+            group.clear()
             runs.add(part, first, offset, length, count, time_us, time_us)
         return int(length)
     body_at = offset + HEADER_BYTES + 4 * (count + 1) + publisher_bytes
     body = bytes(view[body_at : body_at + properties_bytes])
     if kind == TOPIC:
         part = runs.declare(number, body, first, offset)
+        if flags & GROUPED:
+            group.floors.append((number, first))
+            return int(length)
         if flags & FLOOR:
             part.floor = max(part.floor, first)
         if part.first == part.next and part.next < first:
             part.first = part.next = first
     elif kind == MARK:
         try:
-            found.marks.append((int(offset), decode_mark(body)))
+            mark = decode_mark(body)
         except ValueError as error:
             found.damage.append(StorageCorrupt(path, offset, f"a mark makes no sense: {error}"))
-        else:
-            for part, first, at, size, records, time in group.blocks:
-                runs.add(part, first, at, size, records, time, time)
-        group.blocks.clear()
+            group.clear()
+            return int(length)
+        if flags & GROUPED:
+            group.marks.append((int(offset), mark))
+            return int(length)
+        for part, first, at, size, records, time in group.blocks:
+            runs.add(part, first, at, size, records, time, time)
+        found.marks += group.marks
+        found.marks.append((int(offset), mark))
+        end = int(offset) + int(length)
+        found.floors += [(end, number, floor) for number, floor in group.floors]
+        group.clear()
     elif kind == LINK:
         found.repeated_marks = number
     else:

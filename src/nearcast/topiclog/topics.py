@@ -45,6 +45,7 @@ class Topic:
         # What is gathered and not written yet.
         self.declared_in: i64 = -1
         self.touched = False
+        self.touched_in: i64 = 0
         self.saved_next: int = 1
         self.saved_declared: i64 = -1
 
