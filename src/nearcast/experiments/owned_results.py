@@ -161,7 +161,8 @@ def draw_topics(run: Run[Any], findings: Findings, name: str, title: str, topics
         for number, (label, topic) in enumerate(topics.items()):
             found = findings.topics[topic]
             colour = plots.COLOURS[number % len(plots.COLOURS)]
-            axes.plot(found.begin_s, found.worst_ms, label=label, linewidth=0.9, color=colour)
+            dashes = "-" if number < len(plots.COLOURS) else "--"
+            axes.plot(found.begin_s, found.worst_ms, label=label, linewidth=0.9, color=colour, linestyle=dashes)
             for at_s in question.changes[topic]:
                 axes.axvline(at_s, linestyle=":", color=colour, linewidth=0.6)
         axes.axhline(question.bound_ms, linestyle="--", color="#444444", linewidth=1.0, label="bound")
