@@ -112,6 +112,9 @@ class Flows:
         self._received_ns = _numbers(table, "at_ns")[got][known]
         self._retained = _numbers(table, "retained")[got][known].astype(np.bool_)
         self._topic = _words(table, "topic")[sent][order]
+        # Looked up once each: a game asks for thousands of pairs.
+        self._by_topic: dict[str, Integers] = {}
+        self._by_subscriber: dict[str, Integers] = {}
         self._expectations = self._expect(scenario)
 
     def _read_connections(self, table: Any) -> None:
@@ -216,10 +219,20 @@ class Flows:
     def missing(self, topic: str, subscriber: str, from_s: float, until_s: float) -> tuple[int, int]:
         """Of the messages of a topic that were sent in a span of time: how many there were, and how many of them a subscriber
         never got. For subscriptions that change, which a scenario's expectations do not know."""
-        sent_s = (self._sent_ns - self.start_ns) / 1e9
-        due = np.flatnonzero((self._topic == topic) & (sent_s >= from_s) & (sent_s < until_s))
-        got = self._message[self._subscriber == subscriber]
-        return len(due), int(np.count_nonzero(~np.isin(due, got)))
+        rows = self._sent_to(topic)
+        sent_s = (self._sent_ns[rows] - self.start_ns) / 1e9
+        due = rows[(sent_s >= from_s) & (sent_s < until_s)]
+        return len(due), int(np.count_nonzero(~np.isin(due, self._got_by(subscriber))))
+
+    def _sent_to(self, topic: str) -> Integers:
+        if topic not in self._by_topic:
+            self._by_topic[topic] = np.flatnonzero(self._topic == topic)
+        return self._by_topic[topic]
+
+    def _got_by(self, subscriber: str) -> Integers:
+        if subscriber not in self._by_subscriber:
+            self._by_subscriber[subscriber] = np.unique(self._message[self._subscriber == subscriber])
+        return self._by_subscriber[subscriber]
 
     def deliveries(self, topic: str) -> Deliveries:
         """Of one topic."""
