@@ -102,6 +102,17 @@ MIGRATED: Final = 114
 TELEMETRY: Final = 115
 PLAN: Final = 116
 
+# Replica sets, between brokers (nearcast.fabric.replica_sets).
+SET_RAFT: Final = 120
+SET_LEADER: Final = 121
+SET_OPEN: Final = 122
+SET_CHANNEL: Final = 123
+SET_MESSAGES: Final = 124
+SET_COMMITTED: Final = 125
+SET_READER: Final = 126
+SET_RECORDS: Final = 127
+SET_READ: Final = 128
+
 LENGTH_BYTES: Final = 4
 
 

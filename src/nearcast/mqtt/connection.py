@@ -5,6 +5,7 @@ A connection lives as long as its transport; what must outlive it is the :class:
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from nearcast.config import Limits
@@ -17,6 +18,7 @@ from nearcast.mqtt.wire import split_packets
 
 if TYPE_CHECKING:
     from nearcast.mqtt.packets import Connect
+    from nearcast.mqtt.pledges import Answer
     from nearcast.mqtt.session import Session
 
 AWAITING_CONNECT: Final = 0
@@ -73,6 +75,8 @@ class Connection:
         self.awaits_disk = False
         self.out: list[bytes] = []
         self.held: list[bytes] | None = None
+        # Answers to publications of which the first waits for somebody elsewhere.
+        self.answers: deque[Answer] | None = None
         self.out_bytes = 0
         self.max_output_bytes: int = limits.max_output_bytes
         # What CONNACK tells the client: the limits at the time it came. A reload does not change them.
@@ -129,9 +133,34 @@ class Connection:
         self.out_bytes += len(chunk)
         self.touch()
 
+    def answer(self, answer: Answer) -> None:
+        """Acknowledge publications, in the order in which they came."""
+        answers = self.answers
+        pledge = answer.pledge
+        if answers is None and (pledge is None or pledge.is_settled):
+            self.push_held(answer.encode(self.is_v5))
+            return
+        if answers is None:
+            answers = deque()
+            self.answers = answers
+        answers.append(answer)
+        if pledge is not None and not pledge.is_settled:
+            pledge.awaited_by(self)
+
+    def settle_answers(self) -> None:
+        """Something that answers wait for is settled: send those that wait no more."""
+        answers = self.answers
+        while answers:
+            pledge = answers[0].pledge
+            if pledge is not None and not pledge.is_settled:
+                return
+            self.push_held(answers.popleft().encode(self.is_v5))
+        self.answers = None
+
     def forget(self) -> None:
         """The connection ended; a timer may keep it for a while, so let go of what is large."""
         self.held = None
+        self.answers = None
         self.partial = None
         self.aliases_in = None
         self.aliases_out = None

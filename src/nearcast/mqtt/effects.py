@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nearcast.mqtt.connection import Connection
+    from nearcast.mqtt.pledges import Pledge
     from nearcast.mqtt.witnesses import Witness
 
 
@@ -73,6 +74,8 @@ class Effects:
         self.origin_names: list[str] = [""]
         self.stats = Stats()
         self.witness: Witness | None = None
+        #: Left by whoever took on the publication that is just being routed, if its publisher is to hear of it only later.
+        self.pledge: Pledge | None = None
 
     def origin_number(self, name: str) -> int:
         """The number of another broker as an origin of messages, from now on."""

@@ -18,6 +18,7 @@ from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.effects import Effects
 from nearcast.mqtt.keeping import Keeping
 from nearcast.mqtt.packets import Properties
+from nearcast.mqtt.pledges import Answer
 from nearcast.mqtt.properties import decode_properties, encode_properties
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.retained import RetainedMessages
@@ -155,7 +156,7 @@ class Inbound:
             else:
                 properties_at = payload_at
                 payload_at = self._properties_end(data, payload_at, packet_end)
-                facts = self._facts_of(data[properties_at:payload_at])
+                facts = self.facts_of(data[properties_at:payload_at])
 
         # How many of the packets that follow are the same but for payload and identifier?
         stride: i64 = packet_end - position
@@ -240,7 +241,8 @@ class Inbound:
             raise RemoteProtocolError(reasons.MALFORMED_PACKET, "PUBLISH ends inside its properties")
         return cursor + size
 
-    def _facts_of(self, encoded: bytes) -> PublishFacts:
+    def facts_of(self, encoded: bytes) -> PublishFacts:
+        """What a PUBLISH's properties, with their length, mean; raises :class:`RemoteProtocolError`."""
         facts = self._facts.get(encoded)
         if facts is not None:
             return facts
@@ -298,14 +300,23 @@ class Inbound:
             return reasons.NOT_AUTHORIZED
         kept = route.kept
         if kept is not None and not self.keep(kept, publication, session, now):
-            if publication.qos and not connection.is_v5:  # told that all is well, it would believe the message kept
-                raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, _NO_ROOM)
-            return reasons.QUOTA_EXCEEDED
+            return self._refuse(connection, publication, _NO_ROOM)
         if publication.retain and route.way is None:
             self.retain(publication, now)
+        self.effects.pledge = None
         if not self.router.publish(route, publication, session, now) and (kept is None or not kept.durable):
             return reasons.NO_MATCHING_SUBSCRIBERS
+        pledge = self.effects.pledge
+        if pledge is not None and pledge.reason_code != reasons.SUCCESS:
+            self.effects.pledge = None
+            return self._refuse(connection, publication, "the topic's replica set has no room for more at the moment")
         return reasons.SUCCESS
+
+    def _refuse(self, connection: Connection, publication: Publication, why: str) -> int:
+        """There is no room for a publication. Told that all is well, a client of 3.1.1 would believe the message kept."""
+        if publication.qos and not connection.is_v5:
+            raise RemoteProtocolError(reasons.QUOTA_EXCEEDED, why)
+        return reasons.QUOTA_EXCEEDED
 
     def keep(self, kept: Keeping, publication: Publication, session: Session, now: float) -> bool:
         """Hand a session's messages to the log; false when its topic is durable and the log has no room for it."""
@@ -457,7 +468,7 @@ class Inbound:
             if session.is_received(number):
                 if session.is_unkept(number):
                     self._keep_after_all(session, part, packet_id, now)
-                self._answer(connection, 0x50, [packet_id], reasons.SUCCESS)
+                self._answer_again(connection, session, packet_id)
             else:
                 self._acknowledge_exactly_once(connection, session, part, [packet_id], now)
 
@@ -474,6 +485,8 @@ class Inbound:
             session.remember(packet_ids)
             if self.effects.last_mark != mark:
                 session.remember_mark(packet_ids, self.effects.last_mark)
+        if self.effects.pledge is not None:
+            session.pledge = self.effects.pledge
         self._answer(connection, 0x50, ids, reason_code)
 
     def _keep_after_all(self, session: Session, publication: Publication, packet_id: bytes, now: float) -> None:
@@ -489,12 +502,24 @@ class Inbound:
         if self.effects.last_mark != mark:
             session.remember_mark(packet_id, self.effects.last_mark)
 
+    def _answer_again(self, connection: Connection, session: Session, packet_id: bytes) -> None:
+        """PUBREC for a message that is known, but may not be kept yet by those who keep it."""
+        pledge = session.pledge
+        if pledge is not None and pledge.is_settled:
+            pledge = session.pledge = None
+        if pledge is None and connection.answers is None:
+            self._answer(connection, 0x50, [packet_id], reasons.SUCCESS)
+        else:
+            connection.answer(Answer(0x50, [packet_id], reasons.SUCCESS, pledge, tells_index=False))
+
     def _answer(self, connection: Connection, kind: int, ids: list[bytes], reason_code: int) -> None:
         """PUBACKs or PUBRECs for ``ids``. 3.1.1 cannot say no: there the message is acknowledged and gone."""
-        if reason_code == reasons.SUCCESS or not connection.is_v5:
+        pledge = self.effects.pledge
+        if pledge is not None or connection.answers is not None:
+            self.effects.pledge = None
+            connection.answer(Answer(kind, ids, reason_code, pledge))
+        elif reason_code == reasons.SUCCESS or not connection.is_v5:
             lead = bytes([kind, 2])
             connection.push_held(lead + lead.join(ids))
-            return
-        lead = bytes([kind, 3])
-        code = bytes([reason_code])
-        connection.push_held(b"".join([lead + packet_id + code for packet_id in ids]))
+        else:
+            connection.push_held(Answer(kind, ids, reason_code).encode(True))

@@ -411,6 +411,14 @@ class Router:
             else:
                 del log[place]
 
+    def share(self, route: Route, publication: Publication, now: float) -> None:
+        """Have one member of each shared subscription get messages that somebody else kept: ours from here on, and numbered
+        so."""
+        publication.sequence = self.next_sequence
+        self.next_sequence += publication.count
+        self._hand_out(NO_TARGETS, self._share(route, NO_TARGETS, publication, now), publication, None, now)
+        publication.forget_forms()
+
     def _share(self, route: Route, plain: list[Target], publication: Publication, now: float) -> list[Target]:
         """Serve the shared subscriptions; returns which brokers get the publication, for those and their ``plain`` ones."""
         members: dict[str, Subscription] = {}

@@ -31,6 +31,7 @@ from nearcast.mqtt.publication import Publication, Terms, build
 if TYPE_CHECKING:
     from nearcast.mqtt.connection import Connection
     from nearcast.mqtt.packets import Will
+    from nearcast.mqtt.pledges import Pledge
     from nearcast.mqtt.subscriptions import Subscription
 
 NEVER: Final = 0xFFFFFFFF
@@ -117,6 +118,8 @@ class Session:
         # Of those whose messages belong in the topic log, the mark they have there; 0: the log lost them in a crash.
         self.marks: dict[int, int] | None = None
         self.unsent: Unsent | None = None
+        #: What the last QoS 2 message that came in waits for, if it does: one that comes again is not answered before.
+        self.pledge: Pledge | None = None
         # What precedes the queue and lies in files: only other brokers' sessions have that (nearcast.fabric.spool).
         self.spilled: list[Spilled] | None = None
         # The move with which the session came here, and with which it leaves, and whereto (nearcast.fabric.handover); 0: none.

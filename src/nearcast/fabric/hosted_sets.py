@@ -1,0 +1,344 @@
+"""One replica of one replica set at this broker: from what brokers propose to what the set has committed.
+
+A turn of the event loop makes one entry of all that was proposed meanwhile (decision 0034). The replica that leads takes
+messages of a *producer* (a broker, since it began to number) in the order of their numbers, each once: the producer's mark in
+the log says how far it is. Whoever proposed hears of it when it is committed; readers get it then.
+
+What is to be written goes to a :class:`SetLog`, what is to be sent to :class:`~nearcast.fabric.replica_sets.ReplicaSets`. Two
+positions tell how far this replica is with what it does when it leads: ``commit``, and ``served``, up to which retained messages
+and shared subscriptions have had theirs; the log keeps the latter as a mark, so that a new leader begins there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nearcast.errors import NotLeader, ProposalRefused
+from nearcast.fabric.messages import Arrived
+from nearcast.fabric.set_cursors import publications
+from nearcast.fabric.set_readers import Readers
+from nearcast.mqtt.topics import is_string, topic_fault
+from nearcast.raft.node import RaftNode
+from nearcast.raft.storage import Log
+from nearcast.topiclog.blocks import RETAIN
+from nearcast.topiclog.entries import EntryWriter, Run
+from nearcast.topiclog.marks import Mark
+
+if TYPE_CHECKING:
+    from nearcast.fabric.replica_sets import ReplicaSets
+    from nearcast.mqtt.publication import Publication
+    from nearcast.raft.messages import Message
+    from nearcast.raft.ready import Ready
+    from nearcast.raft.settings import RaftSettings
+
+SERVED: Final = "$served"
+"""The mark that says up to where retained messages and shared subscriptions have had theirs."""
+
+ENTRY_BYTES: Final = 4_194_304
+"""An entry is proposed when it has so much, whatever comes still."""
+
+MAX_UNCOMMITTED_BYTES: Final = 33_554_432
+"""Proposed and not committed. Beyond, proposers are made to wait: they have it in their queues."""
+
+_MESSAGE_EXPIRY: Final = b"\x02"
+
+
+class SetLog(Log, Protocol):
+    """The log of a replica, as the broker uses it."""
+
+    def write(self, ready: Ready) -> None:
+        """Write what a Ready brings, in its order; raises :class:`~nearcast.errors.StorageUnavailable`. It is not flushed."""
+
+    def commit(self, index: int) -> None:
+        """Readers see everything up to an entry."""
+
+    def runs(self, index: int) -> list[Run] | None:
+        """The messages of an entry, oldest first; None if it has to be fetched or is not kept any more."""
+
+    def first_indexes(self, index: int) -> list[int]:
+        """For each run of an entry that was written lately, the index of its first message in its topic; empty if that is
+        not known any more."""
+
+    def latest_mark(self, producer: str) -> Mark | None:
+        """The last mark of a producer, committed or not."""
+
+    def committed_mark(self, producer: str) -> Mark | None:
+        """The last one that is committed."""
+
+
+class _Proposed:
+    """An entry that is not committed yet: how far producers are with it, and which of its runs are theirs."""
+
+    def __init__(self, index: int, size: int, upto: dict[str, tuple[str, int]], runs: list[tuple[str, int]]) -> None:
+        self.index = index
+        self.size = size
+        self.upto = upto
+        self.runs = runs
+
+
+class HostedSet:
+    """See the module. ``members`` are the brokers of the set, by their numbers as replicas."""
+
+    def __init__(
+        self,
+        sets: ReplicaSets,
+        name: str,
+        replica: int,
+        members: dict[int, str],
+        log: SetLog,
+        settings: RaftSettings,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.log = log
+        self.node = RaftNode(replica, log, settings, rng, now)
+        self.commit = self.node.commit
+        self.served = 0
+        self.leads = False
+        self.leader = ""
+        self.term = self.node.term
+        self._sets = sets
+        self._engine = sets.fabric.engine
+        self.readers = Readers(name, self._engine.router, log.runs)
+        self._writer = EntryWriter()
+        self._runs: list[tuple[str, int]] = []
+        self._upto: dict[str, tuple[str, int]] = {}
+        """By producer: its broker, and the number of its last message in the entry that is being made."""
+        self._received: dict[str, int] = {}
+        self._proposed: deque[_Proposed] = deque()
+        self._uncommitted_bytes = 0
+        self._refused: set[str] = set()
+        self._gaps: dict[str, float] = {}
+        self._max_topic_levels = sets.fabric.limits.max_topic_levels
+        #: Counters since the start.
+        self.entries = 0
+        self.committed_messages = 0
+        self.duplicates = 0
+
+    # --- what brokers propose -------------------------------------------------------------------------------------------
+
+    def opens(self, source: str, epoch: int) -> None:
+        """A broker wants to propose: tell it what is committed of its messages."""
+        if not self.leads:
+            self._sets.tell_leader(source, self)
+            return
+        mark = self.log.committed_mark(producer(source, epoch))
+        self._refused.discard(source)
+        self._sets.tell_channel(source, self, 0 if mark is None else mark.batch)
+
+    def proposes(self, source: str, epoch: int, content: bytes, now: float) -> None:
+        """Messages of a broker. What makes no sense is a ``ValueError``."""
+        if not self.leads:
+            self._sets.tell_leader(source, self)
+            return
+        arrived = Arrived(content, now)
+        publication = arrived.publication
+        if not arrived.reliable:
+            if publication is not None and self._has_room():
+                self._add(source, publication, arrived.via, now)
+            return
+        key = producer(source, epoch)
+        received = self._has_of(key)
+        if arrived.last <= received:
+            self.duplicates += arrived.count
+            self._answer_again(source, key)
+            return
+        if arrived.previous > received or not self._has_room():
+            self._refused.add(source)
+            return
+        if publication is not None:
+            if arrived.sequence <= received:
+                known = received - arrived.sequence + 1
+                self.duplicates += known
+                publication = publication.cut(known, publication.count - known)
+            self._add(source, publication, arrived.via, now)
+        self._received[key] = arrived.last
+        self._upto[key] = (source, arrived.last)
+
+    def _has_of(self, key: str) -> int:
+        """The last number of a producer that is in the log, or about to be."""
+        received = self._received.get(key)
+        if received is None:
+            mark = self.log.latest_mark(key)
+            received = self._received[key] = 0 if mark is None else mark.batch
+        return received
+
+    def _has_room(self) -> bool:
+        return self._uncommitted_bytes + self._writer.size < MAX_UNCOMMITTED_BYTES
+
+    def _add(self, source: str, publication: Publication, publisher: str, now: float) -> None:
+        topic = publication.topic
+        if not is_string(topic) or topic_fault(topic, self._max_topic_levels):
+            return
+        properties = publication.properties
+        if publication.expires_at > 0:
+            left_s = max(0, int(publication.expires_at - now + 0.5))
+            properties += _MESSAGE_EXPIRY + left_s.to_bytes(4, "big")
+        time_us = int((now + self._engine.effects.wall_offset) * 1e6)
+        flags = publication.qos | RETAIN if publication.retain else publication.qos
+        self._writer.run(topic, publisher.encode("utf-8"), flags, properties, publication.payloads(), max(time_us, 0))
+        self._runs.append((source, publication.sequence))
+        if self._writer.size >= ENTRY_BYTES:
+            self._propose(now)
+
+    def _answer_again(self, source: str, key: str) -> None:
+        """Something came that the log has: whoever sent it again may not have heard that it is committed."""
+        mark = self.log.committed_mark(key)
+        if mark is not None:
+            self._sets.tell_committed(source, self, mark.batch, {})
+
+    # --- entries --------------------------------------------------------------------------------------------------------
+
+    def _propose(self, now: float) -> None:
+        """Make an entry of what gathered."""
+        writer = self._writer
+        if not writer.items and not self._upto:
+            return
+        for key, (_, last) in self._upto.items():
+            writer.mark(Mark(producer=key, batch=last))
+        if self.served > self._served_mark():
+            writer.mark(Mark(producer=SERVED, batch=self.served))
+        size = writer.size
+        runs = self._runs
+        upto = self._upto
+        self._begin_entry()
+        try:
+            index = self.node.propose(writer.finish(), now)
+        except (NotLeader, ProposalRefused):
+            self._forget_proposals()
+            return
+        self.entries += 1
+        self._uncommitted_bytes += size
+        self._proposed.append(_Proposed(index, size, upto, runs))
+
+    def _begin_entry(self) -> None:
+        self._writer = EntryWriter()
+        self._runs = []
+        self._upto = {}
+
+    def _forget_proposals(self) -> None:
+        """What was proposed here may never be committed: those whose it is send it again, to whoever leads."""
+        for source in {name for name, _ in self._upto.values()}:
+            self._refused.add(source)
+        for proposed in self._proposed:
+            for source, _ in proposed.upto.values():
+                self._refused.add(source)
+        self._begin_entry()
+        self._received = {}
+        self._proposed.clear()
+        self._uncommitted_bytes = 0
+
+    def _served_mark(self) -> int:
+        mark = self.log.latest_mark(SERVED)
+        return 0 if mark is None else mark.batch
+
+    # --- the core -------------------------------------------------------------------------------------------------------
+
+    def step(self, message: Message, now: float) -> None:
+        """Another replica said something."""
+        self.node.step(message, now)
+
+    def persisted(self, number: int, now: float) -> None:
+        """Everything written up to a Ready is on disk."""
+        self.node.persisted(number, now)
+
+    def settle(self, now: float) -> None:
+        """After every event: propose what gathered, and carry out what the core wants."""
+        if self._writer.items or self._upto:
+            self._propose(now)
+        ready = self.node.ready()
+        while ready is not None:
+            for message in ready.messages:
+                self._sets.send_raft(self, message)
+            if ready.must_sync:
+                self.log.write(ready)
+            self.log.commit(ready.commit)
+            self._led_by(ready, now)
+            self.commit = ready.commit
+            self._committed(now)
+            self.node.advance()
+            if ready.must_sync:
+                self._sets.request_sync(self.name, ready.number)
+            ready = self.node.ready()
+        if self.leads:
+            self._serve(now)
+            self._let_go_on()
+
+    def _led_by(self, ready: Ready, now: float) -> None:
+        leader = self.members.get(ready.leader, "")
+        if ready.leads != self.leads:
+            self.leads = ready.leads
+            self._forget_proposals()
+            self.readers.clear()
+            if self.leads:
+                self.served = max(self.served, self._served_mark())
+                self._refused.clear()
+        elif leader == self.leader and ready.term == self.term:
+            return
+        self.leader = leader if not self.node.leading or self.leads else ""
+        self.term = ready.term
+        self._sets.led_by(self, now)
+
+    def _committed(self, now: float) -> None:
+        """Tell those whose messages are committed."""
+        found: dict[str, int] = {}
+        indexes: dict[str, dict[int, int]] = {}
+        while self._proposed and self._proposed[0].index <= self.commit:
+            proposed = self._proposed.popleft()
+            self._uncommitted_bytes -= proposed.size
+            for source, last in proposed.upto.values():
+                found[source] = max(last, found.get(source, 0))
+            for (source, sequence), first in zip(proposed.runs, self.log.first_indexes(proposed.index), strict=False):
+                indexes.setdefault(source, {})[sequence] = first
+        for source, last in found.items():
+            self._sets.tell_committed(source, self, last, indexes.get(source, {}))
+
+    def _let_go_on(self) -> None:
+        """Those that were refused for want of room, or whose messages had a gap, begin behind what is committed."""
+        if not self._refused or not self._has_room():
+            return
+        refused, self._refused = self._refused, set()
+        for source in refused:
+            self._sets.ask_open(source, self)
+
+    # --- what is committed ----------------------------------------------------------------------------------------------
+
+    def _serve(self, now: float) -> None:
+        """Retained messages and shared subscriptions, once each; then the brokers that read."""
+        while self.served < self.commit:
+            runs = self.log.runs(self.served + 1)
+            if runs is None:
+                break
+            self.served += 1
+            for run in runs:
+                self._serve_run(run, now)
+        self._sets.serve_here(self, now)
+        self.readers.serve(self.commit)
+
+    def _serve_run(self, run: Run, now: float) -> None:
+        self.committed_messages += run.count
+        route = self._engine.router.route_for(run.topic)
+        if not route.groups and not run.flags & RETAIN:
+            return
+        for publication in publications(self._engine, run):
+            if publication.retain:
+                self._engine.inbound.retain(publication, now)
+            if route.groups:
+                self._engine.router.share(route, publication, now)
+
+    def tick(self, now: float) -> None:
+        self.node.tick(now)
+        if self.leads:
+            self.readers.tick(now)
+
+    def next_deadline(self) -> float:
+        return self.node.next_deadline()
+
+
+def producer(broker: str, epoch: int) -> str:
+    """The name under which the log remembers how far a broker is."""
+    return f"{epoch:x}@{broker}"
