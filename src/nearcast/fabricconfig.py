@@ -33,8 +33,44 @@ class TopicClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Class "owned": how long a message may take from its publisher to its farthest subscriber, in milliseconds. The owner is
     placed and moved to keep it. 0: no bound; the owner moves only when it is overloaded or stops."""
 
+    replica_set: str = ""
+    """Class "owned": the replica set that keeps these topics, each as a log; its leader is the owner. Empty: the owner keeps
+    nothing but what it has to send."""
+
+    @property
+    def effective_class(self) -> str:
+        """The class as brokers tell each other."""
+        return f"set:{self.replica_set}" if self.replica_set else self.topic_class
+
     def __post_init__(self) -> None:
         _require(0 <= self.max_latency_ms <= 3_600_000, "max_latency_ms", "must be between 0 and 3,600,000")
+        _require(not self.replica_set or self.topic_class == "owned", "replica_set", 'is for topics of class "owned"')
+
+
+class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Brokers that keep topics together, as one log: whatever one of them acknowledges, a quorum has on disk."""
+
+    name: str
+    """What the set is called: the same at all brokers."""
+
+    members: tuple[str, ...]
+    """Names of the brokers that keep the log: an odd number of them. Brokers of one site answer fast; brokers of several
+    outlive a site."""
+
+    preferred: str = ""
+    """The member that leads while it is there and has everything. Empty: whichever was elected."""
+
+    write_quorum: int = 0
+    """On how many members' disks a message must be before it is acknowledged. A majority at least, which 0 means; more costs
+    latency, and the set stops when fewer are there."""
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.name.encode()) <= 128 and self.name.isprintable(), "name", "must be 1 to 128 characters")
+        _require(1 <= len(self.members) <= 15, "members", "must be 1 to 15 brokers")
+        _require(len(set(self.members)) == len(self.members), "members", "names a broker twice")
+        _require(all(self.members), "members", "names a broker without a name")
+        _require(not self.preferred or self.preferred in self.members, "preferred", "is not a member")
+        _require(0 <= self.write_quorum <= len(self.members), "write_quorum", "is more than there are members")
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +238,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     classes: tuple[TopicClass, ...] = ()
     """Classes of topics, until a controller says otherwise."""
+
+    replica_sets: tuple[ReplicaSet, ...] = ()
+    """Replica sets, the same at every broker."""
 
     groups: Groups = Groups()
     """Broadcast groups."""

@@ -30,6 +30,7 @@ from nearcast.fabric.messages import Arrived
 from nearcast.fabric.outgoing import PEER_PREFIX, RELIABLE_STREAM, UNRELIABLE_STREAM, PeerSession, for_groups
 from nearcast.fabric.parking import PARKING_PREFIX, ParkingSession
 from nearcast.fabric.relaying import RELAY_NAME, RelaySession
+from nearcast.fabric.set_sessions import SET_PREFIX, SetSession
 from nearcast.fabric.spool import SpoolStorage, stretches_of
 from nearcast.mqtt import reasons, records
 from nearcast.mqtt.engine import Engine
@@ -99,6 +100,8 @@ class Channels:
             session = RelaySession(session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
         elif name[:1] == PARKING_PREFIX:
             session = ParkingSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
+        elif name[:1] == SET_PREFIX:
+            session = SetSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
         else:
             session = PeerSession(name, session_number, effects, settings.max_queued_messages, settings.max_queued_bytes)
         session.max_unconfirmed_bytes = settings.max_unconfirmed_bytes
@@ -129,6 +132,7 @@ class Channels:
         if self._fabric.broadcast.relay is not None:
             sessions.append(self._fabric.broadcast.relay.session)
         sessions += self._fabric.ownership.parking_sessions()
+        sessions += list(self._fabric.sets.sessions.values())
         for session in sessions:
             for file in session.spilled or ():
                 known.add((session.number, file.number))

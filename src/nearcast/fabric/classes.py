@@ -10,6 +10,9 @@
 ``filtered``          it subscribed, not at once
 ``owned``             a message goes to the topic's owner, one broker at a time, which orders it and sends it to every broker
                       with a matching subscriber (:mod:`nearcast.fabric.ownership`)
+``set:NAME``          class ``owned`` for topics that are durable: the leader of a replica set orders a message once the set
+                      has it on disk, and every broker with a matching subscriber reads it there
+                      (:mod:`nearcast.fabric.replica_sets`)
 ====================  ==================================================================================================
 
 The class is the receiving broker's to decide, and compiled into routes, so that it costs nothing per message. Rules come from
@@ -43,6 +46,9 @@ _REACH: Final = {
     OWNED: OWNED_REACH,
 }
 
+SET: Final = "set:"
+"""Begins the class of topics that a replica set keeps; its name follows."""
+
 MAX_LEVELS: Final = 1_000
 
 
@@ -51,6 +57,8 @@ def class_fault(topic_filter: str, topic_class: str) -> str:
     fault = filter_fault(topic_filter, MAX_LEVELS)
     if fault:
         return fault
+    if topic_class.startswith(SET) and len(topic_class) > len(SET):
+        return ""
     if topic_class not in CLASSES:
         return f"there is no class {topic_class!r}: " + ", ".join(CLASSES)
     return ""
@@ -79,6 +87,13 @@ class Owners(Protocol):
         """Other topics are of class ``owned`` now."""
 
 
+class Sets(Protocol):
+    """Where messages of topics go that a replica set keeps (:class:`nearcast.fabric.replica_sets.ReplicaSets`)."""
+
+    def direct(self, route: Route, set_name: str) -> None:
+        """Make the route of such a topic."""
+
+
 class TopicClasses:
     """The rules of one broker. ``stamp`` is when they were decided, in microseconds; the configuration's have 0."""
 
@@ -91,6 +106,7 @@ class TopicClasses:
         self.bounds: dict[str, float] = {}
         self.group: GroupTargets | None = None
         self.owners: Owners | None = None
+        self.sets: Sets | None = None
         self.replace(rules, 0, bounds)
         router.classes = self
 
@@ -135,13 +151,17 @@ class TopicClasses:
     def reach(self, topic: bytes) -> int:
         if topic[:5] == b"$SYS/":
             return HERE
-        return _REACH[self.class_of(topic)] if self.rules else FABRIC
+        return _REACH.get(self.class_of(topic), OWNED_REACH) if self.rules else FABRIC
 
     def flooded(self, matched: list[Target], reach: int) -> list[Target]:
         return matched if self.group is None else self.group.flooded(matched, reach == GROUP_FILTERED)
 
     def direct(self, route: Route) -> None:
-        if self.owners is not None:
+        topic_class = self.class_of(route.topic)
+        if topic_class.startswith(SET):
+            if self.sets is not None:
+                self.sets.direct(route, topic_class[len(SET) :])
+        elif self.owners is not None:
             self.owners.direct(route)
 
     def serves(self, session: Session) -> bool:
@@ -152,5 +172,5 @@ class TopicClasses:
         return [
             topic_filter
             for topic_filter, topic_class in self._class_of.items()
-            if GROUP <= _REACH[topic_class] <= GROUP_FILTERED
+            if GROUP <= _REACH.get(topic_class, OWNED_REACH) <= GROUP_FILTERED
         ]

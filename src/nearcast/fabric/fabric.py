@@ -35,8 +35,10 @@ from nearcast.fabric.parking import PARKING_PREFIX
 from nearcast.fabric.parts import Part, Peer
 from nearcast.fabric.presence import Presence
 from nearcast.fabric.relaying import RELAY_NAME
+from nearcast.fabric.replica_sets import ReplicaSets
 from nearcast.fabric.replication import Replication
 from nearcast.fabric.routes import Routes
+from nearcast.fabric.set_sessions import SET_PREFIX
 from nearcast.fabric.sharing import Sharing
 from nearcast.fabric.trunks import Trunks
 from nearcast.fabricconfig import Fabric as FabricSettings
@@ -100,7 +102,7 @@ class Fabric(Linking):
         self._parts: list[Part] = []
         self._handlers: dict[int, Part] = {}
         self.last_stamp = 0
-        rules: list[tuple[str, str]] = [(rule.topic, rule.topic_class) for rule in settings.classes]
+        rules: list[tuple[str, str]] = [(rule.topic, rule.effective_class) for rule in settings.classes]
         bounds = {rule.topic: rule.max_latency_ms for rule in reversed(settings.classes) if rule.max_latency_ms}
         self.classes = TopicClasses(engine.router, rules, bounds)
         self.channels = Channels(self)
@@ -118,6 +120,8 @@ class Fabric(Linking):
         self.hints = OwnerHints(self)
         self.ownership.on_owner = self.hints.owner_changed
         self.ownership.on_producer = self.hints.published
+        self.sets = ReplicaSets(self, settings.replica_sets)
+        self.classes.sets = self.sets
         self.broadcast.take_part()
         self.users[links.GATEWAY] = self.trunks
         self._begun = False
@@ -170,11 +174,12 @@ class Fabric(Linking):
         engine.router.next_sequence = max(engine.router.next_sequence, origins.reserved, wall_us * SEQUENCES_PER_MICROSECOND)
         for client_id in list(engine.sessions.by_client):
             name = client_id[1:]
-            if client_id[:1] == PEER_PREFIX and name != RELAY_NAME and name[:1] != PARKING_PREFIX:
+            if client_id[:1] == PEER_PREFIX and name != RELAY_NAME and name[:1] not in (PARKING_PREFIX, SET_PREFIX):
                 self.peer(name).last_seen = now
         self.interest.recount()
         self.broadcast.begin(now)
         self.ownership.begin(now)
+        self.sets.begin(now)
         self.sharing.begin()
         self.handover.begin(now)
         self.presence.begin(now)

@@ -73,6 +73,13 @@ class Cursors:
             self._moved[set_name] = origin
         self._tell[set_name] = peer.name
 
+    def reached(self, set_name: str, index: int) -> None:
+        """This broker, which leads the set, has delivered everything up to an entry."""
+        origin = self._engine.origins.of(CURSOR_PREFIX + set_name)
+        origin.epoch = 1
+        origin.received = index
+        self._moved[set_name] = origin
+
     def deliver(self, run: Run, now: float) -> None:
         """Hand committed messages to plain subscribers here."""
         topic = run.topic
