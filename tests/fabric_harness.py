@@ -143,12 +143,16 @@ class Node:
         self.commits = Commits(self.engine, lambda: mesh.now, self._request_sync, lambda error: None)
         epoch = rng.getrandbits(60)
         self.fabric = Fabric(self._settings, self._limits, self.engine, self.name, epoch, SECRET, b"", rng, mesh.now)
+        self.attach()
         if self.durable:
             self.journal = MemoryJournal(self.engine, self.storage, mesh.now)
             self.commits.journal = self.journal
             self.fabric.begin(mesh.now)
             self.fabric.channels.use_spool(self.spool)
         self.ends: list[End] = []
+
+    def attach(self) -> None:
+        """What else the broker has is set up, before it begins."""
 
     def _request_sync(self) -> None:
         self.wants_sync = True
@@ -224,8 +228,11 @@ class Mesh:
         self.streams: list[tuple[End, End]] = []
 
     def add(self, name: str, *, durable: bool = False) -> Node:
-        self.nodes[name] = Node(self, name, self.settings, self.limits, durable)
+        self.nodes[name] = self.node(name, durable)
         return self.nodes[name]
+
+    def node(self, name: str, durable: bool) -> Node:
+        return Node(self, name, self.settings, self.limits, durable)
 
     def link(self, first: str, second: str) -> tuple[End, End]:
         """``first`` dials ``second``."""

@@ -23,7 +23,7 @@ from nearcast.mqtt.topics import is_string, topic_fault
 from nearcast.raft.node import RaftNode
 from nearcast.raft.storage import Log
 from nearcast.topiclog.blocks import RETAIN
-from nearcast.topiclog.entries import EntryWriter, Run
+from nearcast.topiclog.entries import EntryWriter, Item, Run
 from nearcast.topiclog.marks import Mark
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ class SetLog(Log, Protocol):
     def first_indexes(self, index: int) -> list[int]:
         """For each run of an entry that was written lately, the index of its first message in its topic; empty if that is
         not known any more."""
+
+    def knows(self, index: int, pieces: list[bytes], items: list[Item]) -> None:
+        """What is in an entry that was just proposed."""
 
     def latest_mark(self, producer: str) -> Mark | None:
         """The last mark of a producer, committed or not."""
@@ -206,11 +209,13 @@ class HostedSet:
         runs = self._runs
         upto = self._upto
         self._begin_entry()
+        pieces = writer.finish()
         try:
-            index = self.node.propose(writer.finish(), now)
+            index = self.node.propose(pieces, now)
         except (NotLeader, ProposalRefused):
             self._forget_proposals()
             return
+        self.log.knows(index, pieces, writer.items)
         self.entries += 1
         self._uncommitted_bytes += size
         self._proposed.append(_Proposed(index, size, upto, runs))
@@ -279,7 +284,7 @@ class HostedSet:
                 self._refused.clear()
         elif leader == self.leader and ready.term == self.term:
             return
-        self.leader = leader if not self.node.leading or self.leads else ""
+        self.leader = leader
         self.term = ready.term
         self._sets.led_by(self, now)
 

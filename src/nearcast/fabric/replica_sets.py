@@ -119,8 +119,8 @@ class ReplicaSets(Part):
         for client_id in list(self.fabric.engine.sessions.by_client):
             if client_id[1:2] == SET_PREFIX and client_id[:1] == "\0":
                 self.session(client_id[2:])
-        if self.definitions:
-            self._ask_at = now
+        for set_name in self.definitions:
+            self.session(set_name)
 
     def _host(self, definition: ReplicaSet, now: float) -> None:
         driver = self.driver

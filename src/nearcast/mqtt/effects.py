@@ -77,6 +77,12 @@ class Effects:
         #: Left by whoever took on the publication that is just being routed, if its publisher is to hear of it only later.
         self.pledge: Pledge | None = None
 
+    def take_pledge(self) -> Pledge | None:
+        """What the publisher of what was just routed has to wait for, once."""
+        pledge = self.pledge
+        self.pledge = None
+        return pledge
+
     def origin_number(self, name: str) -> int:
         """The number of another broker as an origin of messages, from now on."""
         if name not in self.origin_names:

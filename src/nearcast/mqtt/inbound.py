@@ -306,11 +306,16 @@ class Inbound:
         self.effects.pledge = None
         if not self.router.publish(route, publication, session, now) and (kept is None or not kept.durable):
             return reasons.NO_MATCHING_SUBSCRIBERS
-        pledge = self.effects.pledge
-        if pledge is not None and pledge.reason_code != reasons.SUCCESS:
-            self.effects.pledge = None
+        if self._was_refused():
             return self._refuse(connection, publication, "the topic's replica set has no room for more at the moment")
         return reasons.SUCCESS
+
+    def _was_refused(self) -> bool:
+        pledge = self.effects.pledge
+        if pledge is None or pledge.reason_code == reasons.SUCCESS:
+            return False
+        self.effects.pledge = None
+        return True
 
     def _refuse(self, connection: Connection, publication: Publication, why: str) -> int:
         """There is no room for a publication. Told that all is well, a client of 3.1.1 would believe the message kept."""
