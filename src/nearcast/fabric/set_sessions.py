@@ -49,6 +49,7 @@ class SetSession(PeerSession):
         self.refused_messages = 0
         self.target = Target(Subscription(self, "#", 2, retain_as_published=True))
         self._pledged: deque[_Pledged] = deque()
+        self._indexes: dict[int, int] = {}
         # The last number that must not leave before the journal has it.
         self._held_up_to = 0
 
@@ -94,11 +95,16 @@ class SetSession(PeerSession):
     def committed(self, last: int, indexes: dict[int, int], now: float) -> None:
         """The set has everything up to this number. ``indexes``: of messages among them, by number, their place in their
         topic's log."""
+        self._indexes = indexes
         self.confirmed(last, now)
+        self._indexes = {}
+
+    def confirmed(self, last: int, now: float) -> None:
+        super().confirmed(last, now)
         pledged = self._pledged
         while pledged and pledged[0].last <= last:
             done = pledged.popleft()
-            done.pledge.settle(reasons.SUCCESS, indexes.get(done.first, 0))
+            done.pledge.settle(reasons.SUCCESS, self._indexes.get(done.first, 0))
 
     def orphans(self) -> list[tuple[str, Publication]]:
         return []  # `via` says who published
