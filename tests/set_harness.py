@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nearcast.errors import StorageUnavailable
 from nearcast.fabric.hosted_sets import HostedSet
 from nearcast.fabric.replica_sets import replica_number
 from nearcast.fabric.set_logs import ReplicaSetLog
@@ -63,6 +64,12 @@ class SetNode(Node):
 
     def request_sync(self, set_name: str, ready: int) -> None:
         self._asked[set_name] = ready
+
+    def looped(self) -> None:
+        """Looked at after every flush."""
+
+    def failed(self, error: StorageUnavailable) -> None:
+        raise error
 
     def sync(self) -> bool:
         moved = super().sync()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from nearcast.broker.grouping import Grouping
 from nearcast.broker.probing import Probing
 from nearcast.broker.registering import Registering
+from nearcast.broker.replicating import Replicating
 from nearcast.broker.reporting import Reporting
 from nearcast.broker.spool_files import SPOOL, SpoolFiles
 from nearcast.config import LINK_KINDS, BrokerConfig
@@ -78,6 +79,7 @@ class Links:
         self.sockets = LinkSockets(self.fabric, settings, broker.monotonic, self.flush)
         wall_s = now + broker.engine.effects.wall_offset
         self.probing = Probing(self.fabric.name, secret, broker.monotonic, self.flush, wall_s)
+        self.replicating = Replicating(broker, self.fabric, self.flush)
         self.registering: Registering | None = None
         self.grouping: Grouping | None = None
         if settings.controller:
@@ -91,6 +93,7 @@ class Links:
         """The journal was read: go on with what it has for other brokers, and where too much of that is to go."""
         persistence = self._broker.config.persistence
         self._loop = asyncio.get_running_loop()
+        self.replicating.open()
         self.fabric.begin(self._broker.monotonic())
         if persistence.directory is not None:
             directory = Path(persistence.directory) / SPOOL
@@ -100,6 +103,7 @@ class Links:
 
     def close(self) -> None:
         """What is being written to the spool is to be whole before the journal is closed; the next start does not need it."""
+        self.replicating.close()
         spool, self._spool = self._spool, None
         if spool is not None:
             spool.close()
@@ -162,6 +166,7 @@ class Links:
         self.probing.send()
         for link, up in fabric.take_news():
             self._log(link, up)
+        self.replicating.schedule()
         if self._leaving and self._is_idle():
             self._left.set()
 
@@ -265,6 +270,7 @@ class Links:
             "fabric_brokers_up": (sum(peer.up for peer in peers), "Other brokers that can be reached."),
             "fabric_gateways": (sum(link.role == "gateway" for link in up), "Gateways that are connected."),
             **self.reporting.gauges(),
+            **self.replicating.gauges(),
             **({} if self.grouping is None else self.grouping.gauges()),
         }
 
@@ -287,6 +293,7 @@ class Links:
             "fabric_moves_failed": (fabric.handover.departures.failed, "Sessions that were to leave and stayed."),
             "fabric_moves_back": (fabric.handover.departures.thawed, "Clients brought back because their new broker failed."),
             **self.reporting.counters(),
+            **self.replicating.counters(),
             **({} if self.grouping is None else self.grouping.counters()),
         }
 
@@ -338,13 +345,14 @@ class Links:
             "address": self.fabric.routes.address,
             "brokers": brokers,
             "controller": None if self.registering is None else self.registering.health(),
+            "sets": self.replicating.facts(),
             "others": [{"name": link.name, "role": link.role} for link in others],
         }
 
 
 def refuse_ownerless(settings: FabricSettings) -> None:
     """Topics of class owned need somebody who says which broker owns them."""
-    rule = next((rule for rule in settings.classes if rule.topic_class == "owned"), None)
+    rule = next((rule for rule in settings.classes if rule.effective_class == "owned"), None)
     if rule is not None and settings.controller is None:
         raise ConfigError(
             f"topics of class owned ({rule.topic}) need a controller, which says who owns them: start the broker with "

@@ -88,7 +88,7 @@ class Broker:
             wall_offset,
         )
         self._journal: Journal | None = None
-        self._outbox = Outbox(self.engine, self.monotonic, self._storage_failed)
+        self._outbox = Outbox(self.engine, self.monotonic, self.storage_failed)
         self.flush = self._outbox.flush
         self.links: Links | None = None
         refuse_ownerless(config.fabric)
@@ -418,7 +418,7 @@ class Broker:
 
     # --- trouble --------------------------------------------------------------------------------------------------------
 
-    def _storage_failed(self, error: StorageUnavailable) -> None:
+    def storage_failed(self, error: StorageUnavailable) -> None:
         """Nothing that comes from now on could be kept, so nothing more comes in, whoever runs the loop.
 
         The engine is ahead of the disk now and is not asked again; :meth:`stop` has only to close what is left.

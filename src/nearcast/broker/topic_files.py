@@ -12,7 +12,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -204,15 +204,18 @@ class TopicFiles:
         with self._failing("cannot be removed", name), contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(name))
 
-    def flush(self) -> Future[None]:
-        """Have the disk take everything that was appended before the call, and the names of its files."""
+    def flush(self, before: Callable[[], None] | None = None) -> Future[None]:
+        """Have the disk take everything that was appended before the call, and the names of its files; ``before`` is called in
+        the same thread."""
         retired, self._retired = self._retired, []
         files = retired if self._active is None else [*retired, self._active]
         names_changed, self._names_changed = self._names_changed, False
         self.unsynced = False
-        return self._flusher.submit(self._flush, files, names_changed)
+        return self._flusher.submit(self._flush, files, names_changed, before)
 
-    def _flush(self, files: list[_File], names_changed: bool) -> None:
+    def _flush(self, files: list[_File], names_changed: bool, before: Callable[[], None] | None) -> None:
+        if before is not None:
+            before()
         try:
             for file in files:
                 os.fdatasync(file.descriptor)

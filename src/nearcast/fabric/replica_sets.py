@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nearcast.errors import RemoteProtocolError
+from nearcast.errors import RemoteProtocolError, StorageUnavailable
 from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.hosted_sets import HostedSet, SetLog
@@ -57,6 +57,12 @@ class SetDriver(Protocol):
     def request_sync(self, set_name: str, ready: int) -> None:
         """Flush a set's log, then say :meth:`ReplicaSets.synced` with this number."""
 
+    def looped(self) -> None:
+        """There is something in :attr:`ReplicaSets.looped`: settle once more, soon."""
+
+    def failed(self, error: StorageUnavailable) -> None:
+        """A disk does not take what must be kept."""
+
 
 class Loopback:
     """A transport that leads nowhere: what a broker says to itself, once the journal has what that rests on."""
@@ -68,7 +74,7 @@ class Loopback:
         self._sets = sets
 
     def send(self, chunks: list[bytes]) -> None:
-        self._sets.looped += chunks
+        self._sets.loop_back(chunks)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -194,6 +200,12 @@ class ReplicaSets(Part):
             peer.send_held(data)
         else:
             peer.send(data)
+
+    def loop_back(self, frames_: list[bytes]) -> None:
+        """What this broker says to itself may be said now: the journal has what it rests on."""
+        self.looped += frames_
+        if self.driver is not None:
+            self.driver.looped()
 
     def _own_connection(self) -> Connection:
         found = self._loopback
@@ -400,8 +412,13 @@ class ReplicaSets(Part):
 
     def settle(self, now: float) -> None:
         while True:
-            for hosted in self.hosted.values():
-                hosted.settle(now)
+            try:
+                for hosted in self.hosted.values():
+                    hosted.settle(now)
+            except StorageUnavailable as error:
+                self.hosted.clear()
+                if self.driver is not None:
+                    self.driver.failed(error)
             if not self.looped:
                 break
             looped, self.looped = self.looped, []
