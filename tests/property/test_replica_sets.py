@@ -1,4 +1,4 @@
-"""Random faults around a replica set: whatever dies or is cut off, a message that was published is delivered once, in order."""
+"""Random faults around a replica set: whatever dies or is cut off, what was published is delivered once, in order."""
 
 from __future__ import annotations
 

@@ -59,10 +59,14 @@ class Replicating:
         self._timer_at = 0.0
         self._flush_soon = False
         self._sets.driver = self
-        hosted = [each.name for each in self._sets.definitions.values() if self._name in each.members]
-        if hosted and broker.config.persistence.directory is None:
+        for definition in self._sets.definitions.values():
+            if self._name in definition.members:
+                self._check_data(definition.name)
+
+    def _check_data(self, set_name: str) -> None:
+        if self._broker.config.persistence.directory is None:
             raise ConfigError(
-                f"{self._name} is a member of replica set {hosted[0]} and needs a place for its log: --data DIRECTORY",
+                f"{self._name} is a member of replica set {set_name} and needs a place for its log: --data DIRECTORY",
                 key="persistence.directory",
             )
 
@@ -70,6 +74,7 @@ class Replicating:
 
     def open_log(self, definition: ReplicaSet, members: dict[int, str]) -> ReplicaSetLog:
         """See :class:`~nearcast.fabric.replica_sets.SetDriver`."""
+        self._check_data(definition.name)
         persistence = self._broker.config.persistence
         settings = self._broker.config.topic_log
         directory = Path(persistence.directory or "") / SETS / definition.name
@@ -165,13 +170,18 @@ class Replicating:
             self._timer.cancel()
             self._timer = None
         self._sets.hosted.clear()
-        replicas, self._replicas = self._replicas, {}
-        for replica in replicas.values():
-            try:
-                replica.log.log.close()
-                replica.files.close()
-            except StorageUnavailable as error:
-                logs.event(logging.ERROR, "a replica could not be flushed at the end", path=error.path, reason=str(error))
+        for set_name in list(self._replicas):
+            self.close_log(set_name)
+
+    def close_log(self, set_name: str) -> None:
+        replica = self._replicas.pop(set_name, None)
+        if replica is None:
+            return
+        try:
+            replica.log.log.close()
+            replica.files.close()
+        except StorageUnavailable as error:
+            logs.event(logging.ERROR, "a replica could not be flushed at the end", path=error.path, reason=str(error))
 
     # --- figures --------------------------------------------------------------------------------------------------------
 

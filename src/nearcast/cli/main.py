@@ -56,6 +56,7 @@ SUBCOMMANDS = (
     Subcommand("drain", "nearcast.cli.status", "Empty a broker of its clients, at a pace."),
     Subcommand("groups", "nearcast.cli.groups", "Show broadcast groups: who leads, who belongs to whom, how far."),
     Subcommand("class", "nearcast.cli.status", "Show or change which topics are of which class."),
+    Subcommand("set", "nearcast.cli.sets", "Replica sets: brokers that keep durable topics together.", group=True),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
     Subcommand(

@@ -11,11 +11,13 @@ import time
 import urllib.parse
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
 from nearcast.cli.controller_client import DEFAULT_API, Api, AsJson, CaFile, ControllerClient, Secret, TokenFile
 from nearcast.cli.tables import ago, counted, new_table, open_console, plain, print_json
+from nearcast.config import Retention
 from nearcast.errors import NearcastError
 from nearcast.mqtt.topics import overlaps
 
@@ -33,6 +35,16 @@ MaxLatency = Annotated[
         metavar="MS",
         help="Bound from a publisher to its farthest subscriber; 0: none.",
         rich_help_panel=FABRIC,
+    ),
+]
+SetName = Annotated[
+    str | None,
+    typer.Option(
+        "--set",
+        metavar="NAME",
+        help="The replica set that keeps these topics (`nearcast set`); they are owned and durable.",
+        rich_help_panel=FABRIC,
+        show_default=False,
     ),
 ]
 TopicClass = Annotated[
@@ -66,6 +78,13 @@ def put_rule(
         return {**rule, "outcome": "unchanged"}
     controller.send("PUT", "/classes", rule)
     return {**rule, "outcome": "created" if before is None else "changed"}
+
+
+def put_in_set(controller: ControllerClient, topic: str, replica_set: str, retention: Retention) -> dict[str, Any]:
+    """Have a replica set keep topics. Returns the rule."""
+    rule = {"topic_filter": topic, "topic_class": f"set:{replica_set}", "retention": msgspec.to_builtins(retention)}
+    controller.send("PUT", "/classes", rule)
+    return rule
 
 
 def rule_of(controller: ControllerClient, topic: str) -> dict[str, Any] | None:

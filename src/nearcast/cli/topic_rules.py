@@ -46,6 +46,7 @@ def create(
     max_age: MaxAge = None,
     topic_class: owned.TopicClass = None,
     max_latency_ms: owned.MaxLatency = None,
+    replica_set: owned.SetName = None,
     as_json: common.AsJson = False,
     url: common.Url = common.DEFAULT_URL,
     user: shared.User = None,
@@ -66,10 +67,22 @@ def create(
     Example: nearcast topic create 'sensors/#' --durable --max-age 7d --max-bytes 10GB
 
     Example: nearcast topic create 'swarm/#' --class owned --max-latency-ms 40
+
+    Example: nearcast topic create 'orders/#' --class owned --durable --set eu --max-age 30d
     """
     kept = max_records is not None or max_bytes is not None or max_age is not None
     if max_latency_ms is not None and topic_class is None:
         raise typer.BadParameter("--max-latency-ms is for topics of --class owned")
+    if replica_set is not None:
+        if topic_class not in (None, "owned") or max_latency_ms is not None:
+            raise typer.BadParameter("topics of a replica set are of class owned, and its members stay where they are")
+        retention = _retention(max_records, max_bytes, max_age)
+        kept_by = owned.put_in_set(ControllerClient(api, fabric_secret, token_file, ca), topic, replica_set, retention)
+        if as_json:
+            common.print_json(kept_by)
+        else:
+            typer.echo(f"{topic} is kept by replica set {replica_set}")
+        return
     if topic_class is None or durable:
         rule = TopicRule(topic=topic, retention=_retention(max_records, max_bytes, max_age))
         with common.connected(url, user, password_file, ca, certificate, key, insecure) as topics:

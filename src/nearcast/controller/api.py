@@ -150,7 +150,12 @@ def build(process: ControllerProcess) -> Litestar:
 
     def class_views() -> list[views.ClassView]:
         return [
-            views.ClassView(topic_filter=rule.topic_filter, topic_class=rule.topic_class, max_latency_ms=rule.max_latency_ms)
+            views.ClassView(
+                topic_filter=rule.topic_filter,
+                topic_class=rule.topic_class,
+                max_latency_ms=rule.max_latency_ms,
+                retention=rule.retention,
+            )
             for rule in controller.rules.rules
         ]
 
@@ -160,7 +165,7 @@ def build(process: ControllerProcess) -> Litestar:
 
     @put(f"{PREFIX}/classes", guards=[may_write], summary="Give topics a class", tags=["classes"])
     async def set_class(data: JSONBody[views.ClassView]) -> list[views.ClassView]:
-        controller.set_class(data.topic_filter, data.topic_class, now(), data.max_latency_ms)
+        controller.set_class(data.topic_filter, data.topic_class, now(), data.max_latency_ms, data.retention)
         process.flush()
         return class_views()
 
@@ -169,6 +174,37 @@ def build(process: ControllerProcess) -> Litestar:
         controller.remove_class(topic_filter, now())
         process.flush()
         return class_views()
+
+    @get(f"{PREFIX}/sets", summary="Replica sets", tags=["sets"])
+    async def sets() -> list[views.SetView]:
+        return views.sets(controller)
+
+    @post(f"{PREFIX}/sets", guards=[may_write], status_code=201, summary="Make a replica set", tags=["sets"])
+    async def create_set(data: JSONBody[views.SetRequest]) -> views.SetView:
+        made = controller.create_set(
+            data.name,
+            now(),
+            members=tuple(data.members),
+            replicas=data.replicas,
+            placement=data.placement,
+            site=data.site,
+            preferred=data.preferred,
+            write_quorum=data.write_quorum,
+        )
+        process.flush()
+        return next(view for view in views.sets(controller) if view.name == made.name)
+
+    @delete(
+        PREFIX + "/sets/{name:str}",
+        guards=[may_write],
+        status_code=200,
+        summary="Forget a replica set that keeps no topics; its members' disks stay as they are",
+        tags=["sets"],
+    )
+    async def remove_set(name: FromPath[str]) -> list[views.SetView]:
+        controller.remove_set(name, now())
+        process.flush()
+        return views.sets(controller)
 
     return Litestar(
         route_handlers=[
@@ -188,6 +224,9 @@ def build(process: ControllerProcess) -> Litestar:
             classes,
             set_class,
             remove_class,
+            sets,
+            create_set,
+            remove_set,
             *topic_api.handlers(process),
         ],
         middleware=[DefineMiddleware(BearerAuthentication, tokens=process.tokens, exclude="^/schema")],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from typing import Literal
 
 import msgspec
 
 from nearcast import __version__
+from nearcast.config import Retention
 from nearcast.fabric.control import ClientFacts
 from nearcast.fabric.controlling import Controller
 from nearcast.fabric.group_facts import CloudState, GroupFacts, RelayState
@@ -133,6 +135,50 @@ class ClassView(msgspec.Struct, kw_only=True):
     topic_class: str
     max_latency_ms: float = 0.0
     """Class ``owned``: the bound from a publisher to its farthest subscriber; 0: none."""
+    retention: Retention = Retention()
+    """Class ``set:NAME``: how much the replica set keeps of each topic."""
+
+
+class SetView(msgspec.Struct, kw_only=True):
+    """A replica set: brokers that keep topics together."""
+
+    name: str
+    members: list[str]
+    preferred: str = ""
+    write_quorum: int = 0
+    """On how many members' disks a message must be; 0: a majority."""
+    topics: list[str] = []
+    """The filters of the topics it keeps."""
+
+
+class SetRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A new replica set: named members, or as many as ``replicas``, chosen by where brokers are."""
+
+    name: str
+    members: list[str] = []
+    replicas: int = 3
+    placement: Literal["colocated", "distributed"] = "distributed"
+    site: str = ""
+    preferred: str = ""
+    write_quorum: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= 15:
+            raise ValueError("`replicas` must be between 1 and 15")
+
+
+def sets(controller: Controller) -> list[SetView]:
+    """All replica sets, by name."""
+    return [
+        SetView(
+            name=each.name,
+            members=list(each.members),
+            preferred=each.preferred,
+            write_quorum=each.write_quorum,
+            topics=[rule.topic_filter for rule in controller.rules.rules if rule.topic_class == f"set:{each.name}"],
+        )
+        for each in sorted(controller.rules.sets, key=lambda each: each.name)
+    ]
 
 
 class GroupMemberView(msgspec.Struct, kw_only=True):

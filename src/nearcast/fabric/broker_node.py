@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from nearcast.config import Retention
 from nearcast.errors import ConfigError
+from nearcast.fabric.classes import SET
 from nearcast.fabric.control import (
     MAX_CLIENTS_PER_REPORT,
     ClassRule,
@@ -105,7 +107,9 @@ class BrokerNode(Registrant):
                 [(rule.topic_filter, rule.topic_class) for rule in rules.rules],
                 rules.stamp,
                 {rule.topic_filter: rule.max_latency_ms for rule in reversed(rules.rules) if rule.max_latency_ms},
+                {rule.topic_filter: rule.retention for rule in reversed(rules.rules) if rule.topic_class.startswith(SET)},
             )
+            self._fabric.sets.replace(rules.sets, now)
             self.classes_fault = ""
         except ConfigError as error:
             self.classes_fault = str(error)
@@ -114,8 +118,12 @@ class BrokerNode(Registrant):
         """The rules in use, to register with."""
         classes = self._fabric.classes
         bounds = classes.bounds
-        rules = [ClassRule(topic, topic_class, bounds.get(topic, 0.0)) for topic, topic_class in classes.rules]
-        return ClassRules(classes.stamp, tuple(rules))
+        kept = classes.retentions
+        rules = [
+            ClassRule(topic, topic_class, bounds.get(topic, 0.0), kept.get(topic, Retention()))
+            for topic, topic_class in classes.rules
+        ]
+        return ClassRules(classes.stamp, tuple(rules), tuple(self._fabric.sets.definitions.values()))
 
     def draining(self, draining: bool, now: float) -> None:
         self.is_draining = draining

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from nearcast.config import TopicRule
+from nearcast.config import Retention, TopicRule
 from nearcast.errors import ConfigError
 from nearcast.mqtt.routing import FABRIC, GROUP, GROUP_FILTERED, HERE, OWNED_REACH, Route, Router, Target
 from nearcast.mqtt.session import Session
@@ -104,15 +104,22 @@ class TopicClasses:
         self._class_of: dict[str, str] = {}
         self.rules: list[tuple[str, str]] = []
         self.bounds: dict[str, float] = {}
+        self.retentions: dict[str, Retention] = {}
         self.group: GroupTargets | None = None
         self.owners: Owners | None = None
         self.sets: Sets | None = None
         self.replace(rules, 0, bounds)
         router.classes = self
 
-    def replace(self, rules: list[tuple[str, str]], stamp: int, bounds: dict[str, float] | None = None) -> bool:
-        """Use these rules, (filter, class) in their order, unless newer ones are in use. ``bounds``: the latency bounds of
-        class ``owned``, in milliseconds, by filter. Raises :class:`ConfigError`."""
+    def replace(
+        self,
+        rules: list[tuple[str, str]],
+        stamp: int,
+        bounds: dict[str, float] | None = None,
+        retentions: dict[str, Retention] | None = None,
+    ) -> bool:
+        """Use these rules, (filter, class) in their order, unless newer ones are in use. By filter: ``bounds``, the latency
+        bounds of class ``owned``, in milliseconds; ``retentions``, how much a replica set keeps. Raises :class:`ConfigError`."""
         if stamp < self.stamp:
             return False
         for topic_filter, topic_class in rules:
@@ -125,6 +132,7 @@ class TopicClasses:
         self.stamp = stamp
         self.rules = list(rules)
         self.bounds = {} if bounds is None else bounds
+        self.retentions = {} if retentions is None else retentions
         self._class_of = class_of
         self._table = RuleTable([TopicRule(topic=topic_filter) for topic_filter in class_of])
         self._router.tree.generation += 1
@@ -143,6 +151,11 @@ class TopicClasses:
         """How long a message of an owned topic may take; 0: as long as it takes."""
         rule = self._table.match(topic)
         return 0.0 if rule is None or self._class_of[rule.topic] != OWNED else self.bounds.get(rule.topic, 0.0)
+
+    def retention(self, topic: bytes) -> Retention | None:
+        """How much a replica set keeps of a topic, if a rule says so."""
+        rule = self._table.match(topic)
+        return None if rule is None else self.retentions.get(rule.topic)
 
     def crosses(self, topic: bytes) -> bool:
         """Whether messages of a topic go to other brokers at all."""

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from nearcast.config import Retention
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
 from nearcast.fabric.frames import frame
@@ -31,6 +32,7 @@ from nearcast.fabric.group_facts import GroupFacts
 from nearcast.fabric.links import Link
 from nearcast.fabric.owner_records import MigrateOrder, Owner, Owners
 from nearcast.fabric.parts import FOREVER, LinkUser
+from nearcast.fabricconfig import ReplicaSet
 from nearcast.membership.gossip import Gossip
 from nearcast.membership.monitoring import Measured, Monitor, MonitorSettings, Ordered
 from nearcast.mqtt import reasons
@@ -58,6 +60,8 @@ class ClassRule(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_class: str
     max_latency_ms: float = 0.0
     """Class ``owned``: the bound from a publisher to its farthest subscriber; 0: none."""
+    retention: Retention = Retention()
+    """Class ``set:NAME``: how much the set keeps of each topic."""
 
 
 class ClassRules(msgspec.Struct, frozen=True):
@@ -66,6 +70,8 @@ class ClassRules(msgspec.Struct, frozen=True):
 
     stamp: int = 0
     rules: tuple[ClassRule, ...] = ()
+    sets: tuple[ReplicaSet, ...] = ()
+    """Replica sets that rules of class ``set:NAME`` are about."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

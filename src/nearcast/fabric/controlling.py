@@ -16,9 +16,10 @@ from typing import Final
 
 import msgspec
 
+from nearcast.config import Retention
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
-from nearcast.fabric.classes import OWNED, class_fault
+from nearcast.fabric.classes import OWNED, SET, class_fault
 from nearcast.fabric.control import (
     Assignment,
     ClassRule,
@@ -37,8 +38,10 @@ from nearcast.fabric.moves import Move, Moves
 from nearcast.fabric.parts import LinkUser
 from nearcast.fabric.refusals import Refused as Refused
 from nearcast.fabric.registry import Entry, NodeState, reachable
+from nearcast.fabric.set_choice import Placement, choose
 from nearcast.fabric.topic_manager import TopicManager
 from nearcast.fabric.topic_settings import TopicSettings
+from nearcast.fabricconfig import ReplicaSet
 from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
 from nearcast.membership.packets import ACCEPTED
@@ -89,6 +92,9 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     topics: TopicSettings = TopicSettings()
     """Topics of class ``owned``."""
+
+
+MAX_SETS: Final = 1_000
 
 
 class Controller(LinkUser):
@@ -494,17 +500,30 @@ class Controller(LinkUser):
         """Clients of gateways that are still at a broker."""
         return sum(gateway.report.brokers.get(entry.name, 0) for gateway in self.gateways())
 
-    def set_class(self, topic_filter: str, topic_class: str, now: float, max_latency_ms: float = 0.0) -> ClassRules:
+    def set_class(
+        self,
+        topic_filter: str,
+        topic_class: str,
+        now: float,
+        max_latency_ms: float = 0.0,
+        retention: Retention = Retention(),  # noqa: B008  # frozen
+    ) -> ClassRules:
         """Topics of this filter are of this class from now on. A rule of the same filter keeps its place; a new one comes
         before those that are wider, which would decide otherwise."""
         fault = class_fault(topic_filter, topic_class) or bound_fault(topic_class, max_latency_ms)
+        if (
+            not fault
+            and topic_class.startswith(SET)
+            and topic_class[len(SET) :] not in (known.name for known in self.rules.sets)
+        ):
+            fault = f"there is no replica set {topic_class[len(SET) :]!r}: `nearcast set create` makes one"
         if fault or topic_filter.startswith("$share/"):
             raise Refused(f"topic class of {topic_filter!r}: {fault or 'a shared subscription has none, its topics do'}")
         rules = list(self.rules.rules)
         places = [place for place, rule in enumerate(rules) if rule.topic_filter == topic_filter]
         if len(rules) >= MAX_CLASS_RULES and not places:
             raise Refused(f"there are {MAX_CLASS_RULES:,} rules already: remove one first")
-        rule = ClassRule(topic_filter, topic_class, max_latency_ms)
+        rule = ClassRule(topic_filter, topic_class, max_latency_ms, retention)
         if places:
             rules[places[0]] = rule
         else:
@@ -520,8 +539,52 @@ class Controller(LinkUser):
         return self._change_rules(rules, now)
 
     def _change_rules(self, rules: tuple[ClassRule, ...], now: float) -> ClassRules:
-        self._adopt_rules(ClassRules(max(self.rules.stamp + 1, int(self.wall(now) * 1e6)), rules))
+        return self._change(rules, self.rules.sets, now)
+
+    def _change(self, rules: tuple[ClassRule, ...], sets: tuple[ReplicaSet, ...], now: float) -> ClassRules:
+        self._adopt_rules(ClassRules(max(self.rules.stamp + 1, int(self.wall(now) * 1e6)), rules, sets))
         return self.rules
+
+    # --- replica sets ---------------------------------------------------------------------------------------------------
+
+    def create_set(
+        self,
+        name: str,
+        now: float,
+        *,
+        members: tuple[str, ...] = (),
+        replicas: int = 3,
+        placement: Placement = "distributed",
+        site: str = "",
+        preferred: str = "",
+        write_quorum: int = 0,
+    ) -> ReplicaSet:
+        """A new replica set of these ``members``, or of as many ``replicas`` as are chosen by where brokers are."""
+        if any(known.name == name for known in self.rules.sets):
+            raise Refused(f"there is a replica set {name!r} already; `nearcast set list` shows it")
+        if len(self.rules.sets) >= MAX_SETS:
+            raise Refused(f"there are {MAX_SETS:,} replica sets already: remove one first")
+        brokers = [(entry.name, entry.node.site) for entry in self.brokers() if entry.state == "up"]
+        for member in members:
+            if member not in (broker for broker, _ in brokers):
+                raise Refused(f"broker {member!r} is not there: a set begins with members that are")
+        chosen = members or choose(brokers, self.rules.sets, replicas, placement, site)
+        try:
+            made = ReplicaSet(name=name, members=chosen, preferred=preferred, write_quorum=write_quorum)
+        except ValueError as error:
+            raise Refused(f"replica set {name!r}: {error}") from error
+        self._change(self.rules.rules, (*self.rules.sets, made), now)
+        return made
+
+    def remove_set(self, name: str, now: float) -> None:
+        """Without this set. What its members have on disk stays there."""
+        rule = next((rule for rule in self.rules.rules if rule.topic_class == f"{SET}{name}"), None)
+        if rule is not None:
+            raise Refused(f"topics {rule.topic_filter!r} are kept by set {name!r}: remove that rule first (`nearcast class`)")
+        sets = tuple(known for known in self.rules.sets if known.name != name)
+        if len(sets) == len(self.rules.sets):
+            raise Refused(f"there is no replica set {name!r}; `nearcast set list` shows those there are", missing=True)
+        self._change(self.rules.rules, sets, now)
 
     def _adopt_rules(self, rules: ClassRules) -> None:
         """Rules that are newer than ours, from a person or from a broker that has them from an earlier controller. Those of a

@@ -5,8 +5,8 @@ messages of a *producer* (a broker, since it began to number) in the order of th
 the log says how far it is. Whoever proposed hears of it when it is committed; readers get it then.
 
 What is to be written goes to a :class:`SetLog`, what is to be sent to :class:`~nearcast.fabric.replica_sets.ReplicaSets`. Two
-positions tell how far this replica is with what it does when it leads: ``commit``, and ``served``, up to which retained messages
-and shared subscriptions have had theirs; the log keeps the latter as a mark, so that a new leader begins there.
+positions tell how far a leader is: ``commit``, and ``served``, up to which retained messages and shared subscriptions have had
+theirs; the log keeps the latter as a mark, so that a new leader begins there.
 """
 
 from __future__ import annotations

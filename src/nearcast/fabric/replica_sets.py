@@ -54,6 +54,9 @@ class SetDriver(Protocol):
     def open_log(self, definition: ReplicaSet, members: dict[int, str]) -> SetLog:
         """The log of a set that this broker is a member of, as the disk has it; a new one if there is none."""
 
+    def close_log(self, set_name: str) -> None:
+        """A set is not hosted here any more. What is on disk stays."""
+
     def request_sync(self, set_name: str, ready: int) -> None:
         """Flush a set's log, then say :meth:`ReplicaSets.synced` with this number."""
 
@@ -93,6 +96,8 @@ class ReplicaSets(Part):
 
     def __init__(self, fabric: Fabric, definitions: tuple[ReplicaSet, ...]) -> None:
         self.fabric = fabric
+        #: Those of the configuration are hosted whatever the controller says.
+        self._configured = definitions
         self.definitions = {definition.name: definition for definition in definitions}
         self.hosted: dict[str, HostedSet] = {}
         self.sessions: dict[str, SetSession] = {}
@@ -127,6 +132,26 @@ class ReplicaSets(Part):
                 self.session(client_id[2:])
         for set_name in self.definitions:
             self.session(set_name)
+
+    def replace(self, definitions: tuple[ReplicaSet, ...], now: float) -> None:
+        """These are the sets from now on. Members of one that is there already are what its log says they are."""
+        wanted = {definition.name: definition for definition in (*self._configured, *definitions)}
+        for set_name in [name for name in self.definitions if name not in wanted]:
+            del self.definitions[set_name]
+            self._leads.pop(set_name, None)
+            if self.hosted.pop(set_name, None) is not None and self.driver is not None:
+                self.driver.close_log(set_name)
+            session = self.sessions.get(set_name)
+            if session is not None:
+                session.abandon()
+        for definition in definitions:
+            if definition.name in self.definitions:
+                self.definitions[definition.name] = definition
+                continue
+            self.definitions[definition.name] = definition
+            if self.fabric.name in definition.members:
+                self._host(definition, now)
+            self.session(definition.name)
 
     def _host(self, definition: ReplicaSet, now: float) -> None:
         driver = self.driver
@@ -353,9 +378,7 @@ class ReplicaSets(Part):
         elif peer is not None and set_name in self.definitions:
             self.cursors.arrived(peer, set_name, fields, now)
 
-    def _to_leader(
-        self, hosted: HostedSet, kind: int, name: str, peer: Peer | None, fields: Fields, now: float
-    ) -> None:
+    def _to_leader(self, hosted: HostedSet, kind: int, name: str, peer: Peer | None, fields: Fields, now: float) -> None:
         if kind == frames.SET_OPEN:
             if name != self.fabric.name or fields.number() == self.fabric.epoch:
                 hosted.opens(name, self._epoch_of(name))

@@ -1,4 +1,4 @@
-"""What the leader of a replica set sends to other brokers: committed records, to those with subscribers, from their cursors on.
+"""What the leader of a replica set sends to other brokers: committed records, to those with subscribers, from where they are.
 
 There are no queues: the log is there, and a place in it says what a broker has yet to get (decision 0034). A
 :class:`Reader` is what the leader remembers of one broker on one link: up to which entry everything was *sent* that it wants,

@@ -43,7 +43,7 @@ class Pledge:
 
 
 class Answer:
-    """PUBACKs or PUBRECs (``kind``: their first byte) for packets in their order. ``tells_index``: the pledge is about them."""
+    """PUBACKs or PUBRECs (``kind``: their first byte) for packets in their order. ``tells_index``: the pledge is theirs."""
 
     def __init__(
         self, kind: int, ids: list[bytes], reason_code: int, pledge: Pledge | None = None, *, tells_index: bool = True
