@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from litestar import Litestar, MediaType, Request, Response, delete, get, post, put
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException, PermissionDeniedException, ValidationException
@@ -18,10 +19,12 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from nearcast import __version__
+from nearcast.config import Retention
 from nearcast.controller import topic_api, views
 from nearcast.controller.guards import PREFIX, Limit, may_write
 from nearcast.controller.metrics import CONTENT_TYPE, render
 from nearcast.controller.tokens import Tokens
+from nearcast.fabric.classes import SET
 from nearcast.fabric.refusals import Refused
 
 if TYPE_CHECKING:
@@ -154,7 +157,7 @@ def build(process: ControllerProcess) -> Litestar:
                 topic_filter=rule.topic_filter,
                 topic_class=rule.topic_class,
                 max_latency_ms=rule.max_latency_ms,
-                retention=rule.retention,
+                retention=rule.retention if rule.topic_class.startswith(SET) else msgspec.UNSET,
             )
             for rule in controller.rules.rules
         ]
@@ -165,7 +168,7 @@ def build(process: ControllerProcess) -> Litestar:
 
     @put(f"{PREFIX}/classes", guards=[may_write], summary="Give topics a class", tags=["classes"])
     async def set_class(data: JSONBody[views.ClassView]) -> list[views.ClassView]:
-        controller.set_class(data.topic_filter, data.topic_class, now(), data.max_latency_ms, data.retention)
+        controller.set_class(data.topic_filter, data.topic_class, now(), data.max_latency_ms, data.retention or Retention())
         process.flush()
         return class_views()
 

@@ -135,7 +135,7 @@ class ClassView(msgspec.Struct, kw_only=True):
     topic_class: str
     max_latency_ms: float = 0.0
     """Class ``owned``: the bound from a publisher to its farthest subscriber; 0: none."""
-    retention: Retention = Retention()
+    retention: Retention | msgspec.UnsetType = msgspec.UNSET
     """Class ``set:NAME``: how much the replica set keeps of each topic."""
 
 

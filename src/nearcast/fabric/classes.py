@@ -119,7 +119,7 @@ class TopicClasses:
         retentions: dict[str, Retention] | None = None,
     ) -> bool:
         """Use these rules, (filter, class) in their order, unless newer ones are in use. By filter: ``bounds``, the latency
-        bounds of class ``owned``, in milliseconds; ``retentions``, how much a replica set keeps. Raises :class:`ConfigError`."""
+        bounds of class ``owned`` in ms; ``retentions``, how much a replica set keeps. Raises :class:`ConfigError`."""
         if stamp < self.stamp:
             return False
         for topic_filter, topic_class in rules:
