@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -198,11 +198,7 @@ def _planned(tutorial: Tutorial, given: Iterator[str]) -> None:
     up = tuple(rf"^{name} +broker +up " for name in ("berlin", "vienna", "oslo"))
     wait_for("all to be there", lambda: tutorial.shows("nearcast nodes", *up))
     publish, why = next(given), next(given)
-    assert tutorial.shows(f"nearcast topic show {TOPIC}", "^owner +berlin")
+    wait_for("the owner's word", lambda: tutorial.shows(f"nearcast topic show {TOPIC}", "^owner +berlin"))
     tutorial.run(publish)
-    wait_for("the plan", _says(tutorial, why, r"berlin +oslo +done +me: it likes the north"))
+    wait_for("the plan", lambda: tutorial.shows(why, r"berlin +oslo +done +me: it likes the north"))
     assert tutorial.shows(f"nearcast topic show {TOPIC}", "^owner +oslo")
-
-
-def _says(tutorial: Tutorial, line: str, pattern: str) -> Callable[[], bool]:
-    return lambda: tutorial.shows(line, pattern)
