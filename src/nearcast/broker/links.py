@@ -95,6 +95,8 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self.replicating.open()
         self.fabric.begin(self._broker.monotonic())
+        if self.registering is not None:
+            self.registering.restore(self._broker.monotonic())
         if persistence.directory is not None:
             directory = Path(persistence.directory) / SPOOL
             self._spool = SpoolFiles(directory, self._spilled_later, fsync=persistence.sync == "fsync")

@@ -4,9 +4,11 @@ of the fabric's, and its datagrams are those of :mod:`nearcast.broker.probing`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nearcast import __version__
+from nearcast.broker.rule_file import RuleFile
 from nearcast.config import LINK_KINDS
 from nearcast.fabric.broker_node import BrokerNode
 from nearcast.fabric.control import Node, Registration
@@ -35,6 +37,17 @@ class Registering:
         self.registration = Registration(self.node, probing.monitor)
         self.registration.gossip = probing.gossip
         fabric.users[CONTROLLER] = self.registration
+
+    def restore(self, now: float) -> None:
+        """The journal was read: begin with the rules that were in use last."""
+        directory = self._broker.config.persistence.directory
+        if directory is None:
+            return
+        file = RuleFile(Path(directory))
+        rules = file.load()
+        if rules is not None:
+            self.node.classes(rules, now)
+        self.node.on_rules = file.save
 
     def start(self, listeners: list[BoundListener]) -> None:
         """Everything is bound: where this broker is reached can be said."""

@@ -47,6 +47,8 @@ class BrokerNode(Registrant):
         self._whole = True
         self._reported_group = NO_GROUP
         self.is_draining = False
+        self.on_rules: Callable[[ClassRules], None] | None = None
+        """Called with rules that are in use from now on."""
         self.classes_fault = ""
         """Why the controller's topic classes cannot be used here, if so: it may be of a later version."""
 
@@ -111,6 +113,8 @@ class BrokerNode(Registrant):
             )
             self._fabric.sets.replace(rules.sets, now)
             self.classes_fault = ""
+            if self.on_rules is not None:
+                self.on_rules(rules)
         except ConfigError as error:
             self.classes_fault = str(error)
 
