@@ -112,17 +112,17 @@ def _tell(run: Run[MigrationParameters], outcomes: Sequence[Outcome]) -> None:
             }
         )
     run.table(
-        "topics moved at once",
+        "topics moved at once: times in milliseconds",
         [
             "workflow",
             "executors",
-            "away (ms)",
+            "controller",
             "topics",
-            "downtime (ms)",
-            "longest (ms)",
-            "quiet (ms)",
-            "per topic (ms)",
-            "all/topics (ms)",
+            "downtime",
+            "longest",
+            "quiet",
+            "per topic",
+            "all/topics",
         ],
         rows,
     )
