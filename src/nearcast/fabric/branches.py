@@ -23,6 +23,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.direct_lines import BY_HOME, NOT_OWNED, PIECE
 from nearcast.fabric.frames import frame
 from nearcast.fabric.mirrors import packet_end
+from nearcast.fabric.owner_records import MAX_EPOCH
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Authorizer, Peer
 from nearcast.mqtt.connection import Connection
@@ -126,7 +127,7 @@ class Branches:
             self._publish(trunk, content, fields, now)
         elif kind == frames.SOURCE_CLOSED:
             name = fields.blob()
-            epoch = fields.number()
+            epoch = _epoch(fields)
             owner = fields.blob().decode("utf-8")
             self._fabric.ownership.close_source(name, trunk.name, now, epoch, owner, fields.number())
             channel = trunk.channels.get(fields.number())
@@ -148,7 +149,7 @@ class Branches:
         username = fields.text()
         author = self._author(branch, client, username, fields.number(), now)
         latency_ms = fields.number() / 1e3
-        epoch = fields.number()
+        epoch = _epoch(fields)
         behind = fields.blob().decode("utf-8")
         closing = fields.number()
         packets = branch.whole(content[fields.position :])
@@ -281,3 +282,10 @@ class Branches:
             for refused_number, code in refused:
                 parts.append(number(refused_number) + number(code))
             trunk.link.send_held(frame(frames.OWNED_ACK, *parts))
+
+
+def _epoch(fields: Fields) -> int:
+    epoch = fields.number()
+    if epoch > MAX_EPOCH:
+        raise ValueError("an epoch that there cannot be")
+    return epoch

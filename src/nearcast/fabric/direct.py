@@ -24,6 +24,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.direct_clients import MARKED_S, NO_MARK, DirectClient, Use, puback, publish_id
 from nearcast.fabric.direct_lines import BY_HOME, NOT_OWNED, Sent
 from nearcast.fabric.mirrors import DUPLICATE, Mirror, body_start, packet_end
+from nearcast.fabric.owner_records import MAX_EPOCH
 from nearcast.fabric.tunnels import Channel
 from nearcast.mqtt import reasons
 from nearcast.mqtt.packets import MQTT_5
@@ -124,6 +125,8 @@ class Direct:
         owner = fields.blob().decode("utf-8")
         channel = line.channels.get(fields.number())
         username = fields.text()
+        if epoch > MAX_EPOCH:
+            raise ValueError("an epoch that there cannot be")
         if not self.enabled:
             return
         if channel is not None:

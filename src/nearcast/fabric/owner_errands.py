@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from nearcast.fabric.errands import END
+from nearcast.fabric.owner_records import MAX_EPOCH
 
 TO_OWNER: Final = "\x0e"
 ORDERED: Final = "\x0f"
@@ -25,6 +26,8 @@ WORD: Final = "\x11"
 _BETWEEN: Final = "\7"
 
 AGAIN: Final = 1
+
+_TOO_LARGE: Final = 1 << 63
 
 # Words.
 OWNED_BY: Final = "owner"
@@ -102,7 +105,7 @@ def parse(via: str) -> OwnerErrand:
     if kind == WORD:
         if len(fields) < 4:
             raise ValueError("a word about an owned topic that is too short")
-        found = OwnerErrand(kind, int(fields[1], 16), rest)
+        found = OwnerErrand(kind, _epoch(fields[1]), rest)
         found.word = fields[0]
         found.name = fields[2]
         found.other = fields[3]
@@ -110,7 +113,7 @@ def parse(via: str) -> OwnerErrand:
         return found
     if len(fields) != (4 if kind == ORDERED else 6):
         raise ValueError("messages of an owned topic with an errand of the wrong size")
-    found = OwnerErrand(kind, int(fields[0], 16), rest)
+    found = OwnerErrand(kind, _epoch(fields[0]), rest)
     if kind != ORDERED:
         found.flags = int(fields[1])
         found.behind = fields[2]
@@ -118,4 +121,13 @@ def parse(via: str) -> OwnerErrand:
     if found.origin:
         found.origin_epoch = int(fields[-3], 16)
         found.sequence = int(fields[-2], 16)
+        if not (0 <= found.origin_epoch < _TOO_LARGE and 0 <= found.sequence < _TOO_LARGE):
+            raise ValueError("messages of an owned topic that nobody can have numbered so")
     return found
+
+
+def _epoch(said: str) -> int:
+    epoch = int(said, 16)
+    if not 0 <= epoch <= MAX_EPOCH:
+        raise ValueError("an epoch that there cannot be")
+    return epoch

@@ -17,9 +17,14 @@ that owner is dead.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+
+MAX_EPOCH: Final = 1 << 60
+"""Some time in the 38th millennium: whoever claims more is not believed, for nobody could ever own the topic after him."""
+
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
@@ -27,7 +32,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     controller decided so itself (the first who asked, or in the place of one that is dead): nobody hands it over."""
 
     topic: str
-    epoch: int
+    epoch: Epoch
     owner: str
     appointed: bool = False
 
@@ -35,7 +40,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
 class OwnersAsk(msgspec.Struct, frozen=True):
     """(topic, highest epoch known there) each."""
 
-    topics: tuple[tuple[str, int], ...]
+    topics: tuple[tuple[str, Epoch], ...]
 
 
 class Owners(msgspec.Struct, frozen=True):
@@ -60,8 +65,8 @@ class MigrateOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     topic: str
-    epoch: int
-    new_epoch: int
+    epoch: Epoch
+    new_epoch: Epoch
     target: str
     workflow: Literal["handover", "release"] = "handover"
 
@@ -71,7 +76,7 @@ class Migrated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int
     topic: str
-    epoch: int
+    epoch: Epoch
     """Of the owner there is now, as far as this broker knows."""
     owner: str
     done: bool
