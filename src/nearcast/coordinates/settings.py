@@ -7,7 +7,7 @@ from nearcast.coordinates.coordinate import DIMENSIONS
 
 class VivaldiSettings:
     """The defaults are what does best on the topologies of :mod:`nearcast.coordinates.topologies` (`nearcast experiment
-    coordinates`, decision 0027)."""
+    coordinates`)."""
 
     def __init__(
         self,
@@ -17,8 +17,9 @@ class VivaldiSettings:
         error_timestep: float = 0.25,
         filter_samples: int = 3,
         nearness: float = 1.5,
-        tolerance: float = 0.2,
-        outlier_factor: float = 3.0,
+        coarseness: float = 0.2,
+        tolerance: float = 0.15,
+        outlier_factor: float = 2.0,
         adjustment_rate: float = 0.1,
         gravity_ms: float = 1_000.0,
         least_error: float = 0.05,
@@ -40,6 +41,9 @@ class VivaldiSettings:
         self.nearness = nearness
         """A spring pulls with 1 / RTT to this power. 0, as in Vivaldi, makes absolute errors small, and near nodes, between
         which one has to choose, are misplaced for the sake of far ones; 2 makes relative errors small."""
+        self.coarseness = coarseness
+        """Springs below this share of a step's scale count as if they were that long. 0 lets near nodes hold each other fast,
+        and sites stay where they began; at 1, near nodes find their places late and never quite."""
         self.tolerance = tolerance
         """How wrong a spring may be, as a share of the round-trip time, before it counts for less."""
         self.outlier_factor = outlier_factor

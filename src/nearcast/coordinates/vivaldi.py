@@ -5,12 +5,18 @@ It has a height, the part of every path that is the access link (Dabek et al., S
 the last samples of each path and a weak pull to the origin (Ledlie et al., NSDI 2007), and an adjustment (Lee et al., ToN
 2010).
 
-Three things are done in another way than there, each because it measured better (decision 0027):
+Four things are done in another way than there, each because it measured better:
 
 - *All springs pull at once.* Vivaldi moves along the one spring that was just measured. A node remembers the others, and knows
   where they end, so that a sample moves it a step of least squares over all of them. Coordinates find their place with a
   fraction of the samples, and then stand still.
 - *Near nodes count more* (:attr:`~nearcast.coordinates.settings.VivaldiSettings.nearness`).
+- *Steps are of all sizes.* The nodes of one site, a fraction of a millisecond apart, hold each other so fast that a site that
+  is tens of milliseconds wrong would need thousands of samples: each node that follows the far springs is held back by those
+  that have not done so yet. So a step has a scale, the length of one of the springs, and much shorter ones are no stiffer than
+  one of that scale. Large steps move sites, small ones put nodes right within them
+  (:attr:`~nearcast.coordinates.settings.VivaldiSettings.coarseness`). Only sideways: a height is each node's own, and one that
+  follows far springs at the cost of near ones takes the nodes of a site apart.
 - *What does not fit counts less.* A spring's pull grows no more where it is several times as wrong as the median of all
   springs. So paths that no space has room for do not spoil the rest, and a liar has no more influence than an honest node on a
   bad path, whatever it says and however sure it claims to be. It does not end there: a node on the wrong side of all others
@@ -35,8 +41,8 @@ from nearcast.coordinates.settings import VivaldiSettings
 LEAST_RTT_MS: Final = 0.01
 SAME_PLACE_MS: Final = 1e-6
 LEAST_ERROR: Final = 1e-3
-UPWARDS: Final = 0.5
-"""How much easier it is to move sideways than to change one's height."""
+UPWARDS: Final = 1.0
+"""How much easier it is to move sideways than to change one's height: the share of the way up or down in a step."""
 
 LONGEST_STEP: Final = 4.0
 """In units of the mean pull; springs that all point another way have a mean of almost nothing."""
@@ -65,7 +71,7 @@ class _Spring:
 
 
 class Vivaldi:
-    """See the module. ``rng`` only breaks ties: two nodes at the same place have to part in some direction."""
+    """See the module. ``rng`` parts two nodes at the same place in some direction, and draws scales."""
 
     def __init__(self, rng: random.Random, settings: VivaldiSettings | None = None) -> None:
         self.settings = settings if settings is not None else VivaldiSettings()
@@ -106,7 +112,10 @@ class Vivaldi:
         spring.coordinate = theirs
         spring.rtt_ms = spring.filter.add(max(rtt_ms, LEAST_RTT_MS))
         self.samples += 1
-        self._move()
+        springs = list(self._springs.values())
+        self._move(springs, spring.rtt_ms)
+        self._move(springs, self._rng.choice(springs).rtt_ms)
+        self._rise(springs)
         return True
 
     def _leave_origin(self, rtt_ms: float) -> None:
@@ -117,28 +126,36 @@ class Vivaldi:
 
     # --- one step -------------------------------------------------------------------------------------------------------
 
-    def _move(self) -> None:
-        """A step towards where the springs are at rest: along the mean of their pulls, as far as least squares has it."""
-        springs = list(self._springs.values())
-        wrong = self._weigh(springs)
-        pull, upwards = self._pull(springs)
-        step = self._step(springs, pull, upwards)
+    def _move(self, springs: list[_Spring], scale_ms: float) -> None:
+        """A step sideways to where the springs are at rest: along the mean of their pulls, as far as least squares has it."""
+        self._weigh(springs, scale_ms)
+        pull = self._pull(springs)
+        step = self._step(springs, pull)
         mine = self.coordinate
-        height = max(mine.height + step * upwards, LEAST_HEIGHT_MS)
         vector = [here + step * part for here, part in zip(mine.vector, pull, strict=True)]
         away = math.hypot(*vector)
         share = max(1.0 - away / (self.settings.gravity_ms * self.settings.gravity_ms), 0.0)
-        vector = [part * share for part in vector]
-        # A height takes in whatever all springs have in common, as long as that leaves one; the adjustment takes the rest.
-        rest = upwards / UPWARDS if height <= LEAST_HEIGHT_MS else 0.0
-        adjustment = mine.adjustment + self.settings.adjustment_rate * (rest - mine.adjustment)
-        error = mine.error + self.settings.error_timestep * (wrong - mine.error)
-        moved = Coordinate(vector, height, adjustment, min(max(error, LEAST_ERROR), WORST_ERROR))
-        # Cannot be otherwise by what was checked; but a node that was nowhere would stay there for ever.
-        self.coordinate = moved if self._is_sane(moved) else origin(self.settings.dimensions)
+        self._be_at(Coordinate([part * share for part in vector], mine.height, mine.adjustment, mine.error))
 
-    def _weigh(self, springs: list[_Spring]) -> float:
-        """How long each spring is and how much it counts, together 1; returns how wrong they are."""
+    def _rise(self, springs: list[_Spring]) -> None:
+        """A step up or down, with every spring as stiff as it is; and how wrong the node is then."""
+        settings = self.settings
+        wrong = self._weigh(springs, 0.0)
+        upwards = sum([spring.weight * spring.short_ms for spring in springs])
+        mine = self.coordinate
+        height = max(mine.height + settings.timestep * UPWARDS * upwards, LEAST_HEIGHT_MS)
+        # A height takes in whatever all springs have in common, as long as that leaves one; the adjustment takes the rest.
+        rest = upwards if height <= LEAST_HEIGHT_MS else 0.0
+        adjustment = mine.adjustment + settings.adjustment_rate * (rest - mine.adjustment)
+        error = mine.error + settings.error_timestep * (wrong - mine.error)
+        self._be_at(Coordinate(mine.vector, height, adjustment, min(max(error, LEAST_ERROR), WORST_ERROR)))
+
+    def _be_at(self, place: Coordinate) -> None:
+        # Cannot be otherwise by what was checked; but a node that was nowhere would stay there for ever.
+        self.coordinate = place if self._is_sane(place) else origin(self.settings.dimensions)
+
+    def _weigh(self, springs: list[_Spring], scale_ms: float) -> float:
+        """How long each spring is and how much it counts, together 1; returns how wrong they are, near or far."""
         settings = self.settings
         mine = self.coordinate
         for spring in springs:
@@ -148,30 +165,29 @@ class Vivaldi:
             spring.wrong = abs(spring.short_ms) / max(spring.rtt_ms, settings.noise_ms)
         ordered = sorted([spring.wrong for spring in springs])
         limit = max(settings.outlier_factor * ordered[len(ordered) // 2], settings.tolerance)
+        shortest_ms = max(settings.coarseness * scale_ms, settings.noise_ms)
         weights = 0.0
+        believed = 0.0
         wrong = 0.0
         for spring in springs:
             their_error = min(max(spring.coordinate.error, settings.least_error), WORST_ERROR)
-            weight = mine.error / (mine.error + their_error)
-            weight /= math.pow(max(spring.rtt_ms, settings.noise_ms), settings.nearness)
+            belief = mine.error / (mine.error + their_error)
             if settings.outlier_factor > 0.0:
-                weight /= 1.0 + spring.wrong / limit
-            spring.weight = weight
-            weights += weight
-            wrong += weight * min(spring.wrong, WORST_ERROR)
+                belief /= 1.0 + spring.wrong / limit
+            believed += belief
+            wrong += belief * min(spring.wrong, WORST_ERROR)
+            spring.weight = belief / math.pow(max(spring.rtt_ms, shortest_ms), settings.nearness)
+            weights += spring.weight
         for spring in springs:
             spring.weight /= weights
-        return wrong / weights
+        return wrong / believed
 
-    def _pull(self, springs: list[_Spring]) -> tuple[list[float], float]:
-        """The mean pull of all springs, sideways and upwards."""
+    def _pull(self, springs: list[_Spring]) -> list[float]:
+        """The mean pull of all springs, sideways."""
         vector = self.coordinate.vector
-        upwards = 0.0
-        forces: list[float] = []
-        for spring in springs:
-            force = spring.weight * spring.short_ms
-            upwards += force
-            forces.append(force / spring.flat_ms if spring.flat_ms > SAME_PLACE_MS else 0.0)
+        forces = [
+            spring.weight * spring.short_ms / spring.flat_ms if spring.flat_ms > SAME_PLACE_MS else 0.0 for spring in springs
+        ]
         together = sum(forces)
         columns = zip(*[spring.coordinate.vector for spring in springs], strict=True)
         pull = [here * together - sum(map(mul, forces, column)) for here, column in zip(vector, columns, strict=True)]
@@ -180,18 +196,17 @@ class Vivaldi:
                 away = [self._rng.gauss(0.0, 1.0) for _ in pull]
                 force = spring.weight * spring.short_ms / max(math.hypot(*away), SAME_PLACE_MS)
                 pull = [part + force * sideways for part, sideways in zip(pull, away, strict=True)]
-        return pull, upwards * UPWARDS
+        return pull
 
-    def _step(self, springs: list[_Spring], pull: list[float], upwards: float) -> float:
+    def _step(self, springs: list[_Spring], pull: list[float]) -> float:
         """How far to go along the pull: least squares along that line, of springs that are as stiff as they count."""
-        gained = upwards * upwards / UPWARDS + sum(map(mul, pull, pull))
+        gained = sum(map(mul, pull, pull))
         here = sum(map(mul, pull, self.coordinate.vector))
         stiffness = 0.0
         for spring in springs:
-            longer = upwards
             if spring.flat_ms > SAME_PLACE_MS:
-                longer += (here - sum(map(mul, pull, spring.coordinate.vector))) / spring.flat_ms
-            stiffness += spring.weight * longer * longer
+                longer = (here - sum(map(mul, pull, spring.coordinate.vector))) / spring.flat_ms
+                stiffness += spring.weight * longer * longer
         return min(self.settings.timestep * gained / stiffness, LONGEST_STEP) if stiffness > 1e-12 else 0.0
 
     def _is_sane(self, coordinate: Coordinate) -> bool:
