@@ -41,6 +41,9 @@ GATEWAY_SOURCE: Final = "\2"
 TOLD_AGAIN_S: Final = 30.0
 """A client that published nothing for so long counts as a new producer: its gateway may have forgotten the topic."""
 
+MAX_WAITING_WORDS: Final = 10_000
+"""One for each client of gateways that changed its way just now."""
+
 MAX_REMEMBERED: Final = 4_096
 """Messages of clients that do not want their own ones back, until the owner has sent them."""
 
@@ -129,6 +132,12 @@ class OwnedTopic(RouteWatch):
         if word.own_behind and word.own_behind == self.own_behind_epoch:
             return True
         return any([source in self.parked for source in word.by])  # noqa: C419 - mypyc: no generators
+
+    def wait_for(self, word: WaitingWord) -> None:
+        """A word has to wait. Of too many the oldest are dropped: what waits for them does so for a while only."""
+        self.waiting_words.append(word)
+        if len(self.waiting_words) > MAX_WAITING_WORDS:
+            del self.waiting_words[0]
 
     def waiting_from(self, gateway: str) -> list[str]:
         """The sources of what waits here and came from a gateway. What its clients published by way of this broker is among

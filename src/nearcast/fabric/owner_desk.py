@@ -116,7 +116,8 @@ class OwnerDesk:
     def _tell(self, name: str, owners: list[Owner]) -> None:
         self._roster.tell(name, owners)
         for owner in owners:
-            self._askers.setdefault(owner.topic, {})[name] = owner.epoch
+            if owner.owner:  # what the directory has no room for is not remembered here either
+                self._askers.setdefault(owner.topic, {})[name] = owner.epoch
 
     def _answer_others(self, topic: str, owner: Owner) -> None:
         for name in self._asks.pop(topic, ()):

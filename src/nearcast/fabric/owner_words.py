@@ -75,7 +75,13 @@ class Words:
             self._ownership.told(topic.text, errand.epoch, errand.name, now)
             self.closed(topic, self._word_of(peer, topic, errand), now)
         elif what == errands.CLOSED:
-            self.closed(topic, self._word_of(peer, topic, errand), now)
+            word = self._word_of(peer, topic, errand)
+            if topic.state == ELSEWHERE and topic.owner == peer.name and word.epoch not in topic.own_epochs:
+                # Each takes the other for the owner, until one hears the truth. Meanwhile it must not go to and fro.
+                topic.wait_for(word)
+                self._ownership.ask(topic, now)
+            else:
+                self.closed(topic, word, now)
         elif what == errands.COME_THROUGH:
             self._come_through(topic, errand.other, errand.epoch, now)
         else:
@@ -94,7 +100,7 @@ class Words:
         goes the way of the messages it stands behind, to whoever orders them, and from there to the one who waits.
         """
         if topic.state == UNKNOWN or topic.holds(word):
-            topic.waiting_words.append(word)
+            topic.wait_for(word)
         elif word.epoch in topic.own_epochs:
             self._come_through(topic, word.source, word.epoch, now)
         elif topic.state == ELSEWHERE:

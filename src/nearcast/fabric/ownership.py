@@ -310,6 +310,10 @@ class Ownership(Part):
             return
         if errand.epoch < topic.epoch:
             self._correct(peer, topic, now)
+        elif topic.state == ELSEWHERE and topic.owner == peer.name:
+            # Each takes the other for the owner of the same epoch. Messages must not go to and fro until somebody decides.
+            topic.begins(topic.epoch, "", UNKNOWN)
+            self.changed(topic)
         self._intake(topic, peer.name, errand, who, publication, now)
 
     def _correct(self, peer: Peer, topic: OwnedTopic, now: float) -> None:

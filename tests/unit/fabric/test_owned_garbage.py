@@ -20,7 +20,9 @@ from nearcast.mqtt.codec import encode
 from nearcast.mqtt.packets import Publish
 from nearcast.mqtt.publication import build
 from nearcast.mqtt.records import blob, number, text
+from tests.fabric_clients import Client
 from tests.fabric_harness import Node
+from tests.ownership_harness import OwnedMesh
 from tests.topic_control_harness import OwningNet
 from tests.unit.fabric.test_direct import TOPIC, Story
 
@@ -143,6 +145,28 @@ def test_what_brokers_say_to_each_other_that_makes_no_sense() -> None:
     assert topic.epoch <= MAX_EPOCH
     for name in "abc":
         assert story.mesh.nodes[name].fabric.peers
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_two_that_take_each_other_for_the_owner_do_not_pass_messages_to_and_fro(qos: int) -> None:
+    mesh = OwnedMesh("a", "b")
+    subscriber = Client(mesh.nodes["a"], "subscriber")
+    subscriber.subscribe(TOPIC)
+    mesh.run()
+    mesh.nodes["a"].fabric.ownership.told(TOPIC, 5, "b", mesh.now)
+    mesh.nodes["b"].fabric.ownership.told(TOPIC, 5, "a", mesh.now)
+    Client(mesh.nodes["a"], "publisher").publish(TOPIC, b"1", qos)
+    node = mesh.nodes["b"]
+    node.fabric.ownership.words.say(
+        node.fabric.ownership.topic(TOPIC.encode()), "a", errands.word(errands.CLOSED, 4, "b", "c"), mesh.now
+    )
+    node.flush()
+    mesh.run()
+    mesh.advance(0.5)
+    mesh.run()
+    subscriber.read()
+    assert subscriber.payloads == [b"1"]
+    assert len(mesh.owners(TOPIC)) == 1
 
 
 @pytest.mark.parametrize("epoch", [MAX_EPOCH + 1, 1 << 63, 1 << 200, -1])
