@@ -6,7 +6,9 @@ correlation; and the rate above which it deteriorates is the threshold. Only the
 
 Rates climb a ladder for each shape of workload, until the broker no longer keeps up. A point counts as good while its p95 is
 within a limit; the threshold is the highest good rate below every bad one, so that it holds for every shape, and what is
-recommended keeps some distance. Points that the generator itself could not send in time say nothing and are left out.
+recommended keeps some distance. Points that the generator itself could not send in time say nothing and are left out. One
+that is not good is measured again, and the best of its tries counts: what else the machine does makes a broker look worse,
+never better.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ KEPT_UP: Final = 0.95
 
 LATE: Final = 0.05
 """Share of messages that the generator may send late."""
+
+TRIES: Final = 3
+"""Of a load that was not good."""
 
 SHAPES: Final = (
     # topics, producers and consumers of each, payload
@@ -67,6 +72,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     def meaningful(self) -> bool:
         """Whether it says something about the broker: the generator was in time, or the broker is why it was not."""
         return self.late_share <= LATE or not self.kept_up
+
+    def is_good(self, within_ms: float) -> bool:
+        """Whether the broker bore it."""
+        return self.kept_up and self.p95_ms <= within_ms
+
+    def rank(self) -> tuple[bool, bool, float]:
+        """Of several tries of a load, the least says most about the broker."""
+        return not self.kept_up, not self.meaningful, self.p95_ms
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,8 +137,11 @@ def measure_profile(
                     f"{workload.topics} topics, {workload.producers} producers and {workload.consumers} consumers of each, "
                     f"{workload.payload_bytes} bytes: {workload.out_rate:,.0f} messages/s out"
                 )
-                measured = run_paced(running.address, workload, qos=qos, seconds=seconds, broker_pid=running.pid)
-                point = point_of(workload, measured)
+                tries: list[Point] = []
+                while len(tries) < TRIES and not (tries and tries[-1].meaningful and tries[-1].is_good(within_ms)):
+                    measured = run_paced(running.address, workload, qos=qos, seconds=seconds, broker_pid=running.pid)
+                    tries.append(point_of(workload, measured))
+                point = min(tries, key=Point.rank)
                 points.append(point)
                 if not point.kept_up or point.p95_ms > 4 * within_ms or not point.meaningful:
                     break
@@ -149,8 +165,8 @@ def point_of(workload: Workload, measured: Paced) -> Point:
 def evaluate(broker: str, qos: int, within_ms: float, points: Sequence[Point]) -> Profile:
     """The parameter that latency goes with, and the threshold."""
     meaningful = [point for point in points if point.meaningful]
-    good = [point.out_rate for point in meaningful if point.kept_up and point.p95_ms <= within_ms]
-    bad = [point.workload.out_rate for point in meaningful if not (point.kept_up and point.p95_ms <= within_ms)]
+    good = [point.out_rate for point in meaningful if point.is_good(within_ms)]
+    bad = [point.workload.out_rate for point in meaningful if not point.is_good(within_ms)]
     below = [rate for rate in good if rate < min(bad, default=np.inf)]
     threshold = round(max(below)) if below else None
     return Profile(

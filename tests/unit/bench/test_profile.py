@@ -116,3 +116,10 @@ def test_a_paced_load_delivers_everything_and_times_it(qos: int) -> None:
 def test_a_load_without_anybody_is_refused() -> None:
     with pytest.raises(ConfigError):
         run_paced(("127.0.0.1", 1), Workload(topics=0, producers=1, consumers=1, payload_bytes=100, rate=1), qos=0, seconds=1)
+
+
+def test_of_several_tries_the_one_that_says_most_about_the_broker_counts() -> None:
+    stalled, late, slow, good = point(1_000, 1, kept_up=False), point(1_000, 1, late=0.2), point(1_000, 9), point(1_000, 2)
+    assert min([stalled, late, slow, good], key=Point.rank) is good
+    assert min([stalled, late, slow], key=Point.rank) is slow
+    assert min([stalled, late], key=Point.rank) is late
