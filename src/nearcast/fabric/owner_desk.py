@@ -102,8 +102,10 @@ class OwnerDesk:
         moving = pending is not None and pending.state == "ordered" and pending.new_epoch >= epoch
         if pending is not None and moving and self._roster.is_up(pending.target):
             return [Owner(topic, pending.new_epoch, pending.target)]
-        is_behind = known is not None and epoch > known.epoch
-        if not self.settled or (is_behind and now - since < HEARD_S):
+        # Whoever knows a later epoch knows that there is an owner, also if the directory has never heard of any: a broker that
+        # is new knows no others, and the controller took it for all there are.
+        is_behind = epoch > (0 if known is None else known.epoch)
+        if not self.settled or (is_behind and (now - since < HEARD_S or now < self.settle_at)):
             if topic in self._asks or len(self._asks) < MAX_ASKS:
                 self._asks.setdefault(topic, {})[entry.name] = (epoch, since)
             return []

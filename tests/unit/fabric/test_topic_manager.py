@@ -64,6 +64,25 @@ def test_a_controller_that_was_started_again_learns_the_owners_and_makes_no_new_
     net.run_until(lambda: net.agreed("swarm/new") == "b3", "an owner for what nobody owns")
 
 
+def test_a_broker_that_is_new_does_not_stand_for_all_when_a_controller_was_started_again() -> None:
+    net = three()
+    asked(net, "b1", "swarm/1")
+    asked(net, "b3", "swarm/1")
+    epoch = net.owning("b1").topics[b"swarm/1"].epoch
+    for name in ("b1", "b2", "b3"):
+        net.part("controller", name)
+    net.restart_controller()
+    net.add_owning("b4")
+    net.run_until(lambda: net.manager.settled, "b4, alone")
+    net.heal()
+    net.part("controller", "b1")  # the owner comes back last
+    net.run(5.0)
+    assert net.owner_of("swarm/1") == ""
+    net.heal()
+    net.run_until(lambda: net.agreed("swarm/1") == "b1", "the owner's word")
+    assert net.owning("b1").topics[b"swarm/1"].epoch == epoch
+
+
 def test_an_owner_that_does_not_come_back_to_a_new_controller_is_replaced_in_time() -> None:
     net = three()
     asked(net, "b1", "swarm/1")
