@@ -67,7 +67,7 @@ def cut(catalog: Catalog, position: int, time_us: int) -> list[Topic]:
             segment.whole_bytes -= size
             _take_back(topic, segment, part)
         for part in runs.parts():
-            if part.declared_at >= offset or (part.declared_at < 0 and part.next == part.first):
+            if part.declared_at >= offset:
                 named = catalog.numbered[part.number]
                 if named.declared_in == segment.sequence:
                     named.declared_in = -1
@@ -94,9 +94,10 @@ def cut(catalog: Catalog, position: int, time_us: int) -> list[Topic]:
 
 
 def _growing(catalog: Catalog, segment: Segment) -> Runs:
-    """The runs of a segment, so that they can be cut. One that the log was closed with has them in its index file."""
+    """The runs of a segment, so that they can be cut. An index file does not say where topics were named: what came from one
+    is found anew."""
     runs = catalog.runs_of(segment)
-    if isinstance(runs, Runs):
+    if isinstance(runs, Runs) and not runs.is_restored:
         return runs
     if segment.generation:
         raise LocalProtocolError("a segment that was written anew cannot be cut")

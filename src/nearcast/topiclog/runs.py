@@ -35,7 +35,7 @@ class Part:
         self.number = number
         self.name = name
         self.declared_at: i64 = 0
-        """Where in the file it was named; -1: unknown."""
+        """Where in the file it was named, unless an index file was all that was read."""
         self.floor = 0
         """Records below this index were removed, says this segment; 0 says nothing."""
         self.first = next_index
@@ -119,6 +119,7 @@ class Runs(RunColumns):
         self.offsets = self.logical = self._offsets
         self.lengths = self._lengths
         self.counts = self._counts
+        self.is_restored = False
         self._parts: dict[int, Part] = {}
         # The last run, which may still grow; the columns have what it was when they were last settled.
         self._topic: i64 = -1
@@ -134,11 +135,11 @@ class Runs(RunColumns):
         self._lengths.frombytes(column_bytes(columns.lengths))
         self._counts.frombytes(column_bytes(columns.counts))
         self.count = columns.count
+        self.is_restored = True
         for part in columns.parts():
             part.growing = array("I")
             part.growing.frombytes(column_bytes(part.postings))
             part.postings = part.growing
-            part.declared_at = -1
             self._parts[part.number] = part
 
     def declare(self, number: int, name: bytes, next_index: int, offset: int) -> Part:
