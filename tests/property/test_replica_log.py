@@ -230,8 +230,10 @@ class Replica:
                 assert appended.nexts.get(name, 1) == 1, (self.name, name)
                 continue
             assert topic.next_index == appended.nexts.get(name, 1), (self.name, name)
+            if self.committed < self.committed_once and topic.first_index > visible.nexts.get(name, 1):
+                continue  # less is known to be committed than before a restart, and retention has gone further
             assert topic.committed_index == visible.nexts.get(name, 1), (self.name, name)
-            if not expected:
+            if not expected or (self.committed < self.committed_once and topic.first_index == topic.committed_index):
                 assert topic.first_index == topic.committed_index, (self.name, name)
                 continue
             assert expected[0][0] <= topic.first_index < topic.committed_index, (self.name, name)
@@ -333,7 +335,8 @@ class History:
         if leader.gathered:
             leader.write()
         same = same_entries(replica.entries, leader.entries)
-        if same < leader.log.base_index:
+        if same < leader.log.base_index or self.random.random() < 0.03:
+            self.send_snapshot(leader, replica)
             return
         if same < len(replica.entries) and same < len(leader.entries):
             replica.cut(same)
@@ -344,6 +347,47 @@ class History:
         for each in stored:
             replica.append(Entry(each.term, each.kind, each.pieces), False)
         replica.write()
+
+    def send_snapshot(self, leader: Replica, replica: Replica) -> None:
+        """The leader's log goes on meanwhile; the other one may lose power, or hear of another leader."""
+        random = self.random
+        if replica.gathered:
+            replica.write()
+        index = leader.log.committed_index
+        if index < replica.committed:
+            return
+        configuration = leader.log.configurations()
+        before = [each for each in configuration if each[0] <= index]
+        installation = replica.log.install(before[-1] if before else None)
+        sent = leader.entries[:index]
+        for chunk in leader.log.snapshot(random.choice([1, 700, 1 << 20])).chunks():
+            installation.take(chunk)
+            choice = random.randrange(120)
+            if choice == 0:
+                replica.crash()
+                return
+            if choice == 1:
+                replica.log.give_up_installation()
+                return
+            if choice < 10:
+                job = installation.collect(0)
+                if job is not None:
+                    job.run()
+                    installation.finish(job)
+            elif choice < 30:
+                replica.check_records()
+            elif choice < 60:
+                random.choice([leader.retain, lambda: leader.collect(self.now_us), leader.finish, self.propose])()
+        assert (installation.index, installation.term) == (index, sent[-1].term if sent else 0)
+        replica.finish()
+        replica.log.complete_installation()
+        replica.entries = sent
+        replica.committed = index
+        replica.committed_once = max(index, replica.committed_once)
+        replica.flushed = index
+        replica.flushed_position = replica.log.log.written_position
+        assert replica.log.base_index == replica.log.last_index == index
+        replica.check()
 
     def commit(self) -> None:
         """What the leader and another have is committed; and told to some."""

@@ -77,6 +77,8 @@ class TopicLog:
         self.on_commit: Callable[[], None] | None = None
         """Called after every commit that made something visible."""
         self.written_position: int = 0
+        self.first_sequence: int = 1
+        """Of the segment that an empty log begins with."""
         self.divided: list[int] = []
         """Where the divisions of the last write end."""
         self.remembers_names = False
@@ -148,9 +150,19 @@ class TopicLog:
         return self._catalog
 
     @property
+    def working(self) -> bool:
+        """Whether a job is under way."""
+        return self._job is not None
+
+    @property
     def latest_time_us(self) -> int:
         """Of the youngest block: nothing that is appended gets an earlier time."""
         return self._time_us
+
+    @property
+    def committed_time_us(self) -> int:
+        """The same, of what is committed."""
+        return self._committed_time_us
 
     def written_marks(self) -> dict[str, Mark]:
         """The latest mark of each producer, committed or not."""
@@ -177,7 +189,7 @@ class TopicLog:
     def recover_unsettled(self) -> None:
         """The same, when it is not known yet how much of it is committed; :meth:`settle` says so next."""
         self._sequence = 0  # not open
-        recovery = Recovery(self._catalog)
+        recovery = Recovery(self._catalog, self.first_sequence)
         recovery.run()
         self._drop_gathered()
         self._uncommitted.clear()
@@ -186,7 +198,7 @@ class TopicLog:
         self._deleted = {topic.number: topic for topic in self._catalog.topics.values() if not topic.places}
         self._garbage = []  # files that are still there are part of the log again
         self._runs = recovery.runs
-        self._time_us = max(self._time_us, recovery.last_time_us)
+        self._time_us = recovery.last_time_us
         self._latest_marks = recovery.marks
         self.marks = dict(recovery.marks)
         self._last_number = max(self._last_number, recovery.last_number)
@@ -209,7 +221,7 @@ class TopicLog:
             for topic, first_index in zip(division.topics, division.first_indexes, strict=True):
                 if topic.number not in first_seen:
                     first_seen.add(topic.number)
-                    topic.committed_index = first_index
+                    topic.committed_index = max(first_index, topic.first_index)
                     if topic.first_index >= first_index:
                         self._deleted[topic.number] = topic
         self._uncommitted.extend(uncommitted)
@@ -307,8 +319,8 @@ class TopicLog:
         self._gather(topic, size, len(payloads), arrived)
         return first
 
-    def append_run(self, topic: Topic, run: Run) -> int:
-        """The records of an entry's run, as part of a group; returns the first one's index."""
+    def append_run(self, topic: Topic, run: Run, group_flag: int = GROUPED) -> int:
+        """The records of an entry's run, as part of a group or not; returns the first one's index."""
         if not self._pieces:
             self._begin()
         arrived: i64 = run.time_us
@@ -323,7 +335,7 @@ class TopicLog:
         first = topic.next_index
         size: i64 = encode_records(
             self._pieces,
-            run.flags | GROUPED,
+            run.flags | group_flag,
             topic.number,
             first,
             arrived,
@@ -333,9 +345,24 @@ class TopicLog:
             run.body,
             run.body_bytes,
         )
-        self._group_open = True
+        self._group_open = self._group_open or group_flag != 0
         self._gather(topic, size, run.count, arrived)
         return first
+
+    def begin_at(self, topic: Topic, index: int) -> None:
+        """Gather that a topic has no records, and that the next one gets this index, which is not below what it would get."""
+        self._begin()
+        self._touch(topic)
+        topic.next_index = index
+        self._declare(topic, index)
+
+    def begin_with(self, marks: dict[str, Mark], time_us: int) -> None:
+        """A log without anything begins with these marks and this time."""
+        if self.written_position & OFFSET_MASK or self._pieces:
+            raise LocalProtocolError("the log has something")
+        self._latest_marks = dict(marks)
+        self.marks = dict(marks)
+        self._time_us = time_us
 
     def _gather(self, topic: Topic, size: i64, count: i64, arrived: i64) -> None:
         """Take note of a block that was gathered."""
@@ -353,6 +380,11 @@ class TopicLog:
                 last.last_time_us = arrived
                 return
         entries.append(_Entry(topic, offset, size, first, count, arrived))
+
+    def advance_time(self, time_us: int) -> None:
+        """Nothing that is appended from now on gets an earlier time."""
+        self._begin()
+        self._time_us = max(self._time_us, time_us)
 
     def append_mark(self, mark: Mark) -> None:
         """End a group: the GROUPED blocks before it and the mark are there together or not at all."""
@@ -443,7 +475,8 @@ class TopicLog:
         while uncommitted and uncommitted[0].position <= position:
             division = uncommitted.popleft()
             for topic, next_index in zip(division.topics, division.next_indexes, strict=True):
-                topic.committed_index = next_index
+                # Retention may have gone further, before a restart after which less was known to be committed.
+                topic.committed_index = next_index if next_index > topic.first_index else topic.first_index
             for mark in division.marks:
                 remember(self.marks, mark)
             self._catalog.committed_position = division.position

@@ -35,7 +35,7 @@ MAX_DAMAGED_FILES: Final = 3
 class Recovery:
     """Fills a catalog with what the storage holds; ``runs`` are those of the segment that grows."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, first_sequence: int) -> None:
         self.runs = Runs()
         self.last_time_us = 0
         self.marks: dict[str, Mark] = {}
@@ -43,6 +43,7 @@ class Recovery:
         self.group_floors: list[tuple[int, int, int]] = []
         """Topics that groups emptied: (position behind the group, topic, floor). They count when the group is committed."""
         self._catalog = catalog
+        self._first_sequence = first_sequence
         self._storage: Storage = catalog.storage
         self._known: dict[bytes, Topic] = {}
         self._floors: dict[int, int] = {}
@@ -65,7 +66,7 @@ class Recovery:
             segment = Segment(found[-1][0], 0)
             self._add(segment, self._open_last(segment))
         else:
-            segment = Segment(found[-1][0] + 1 if found else 1, 0)
+            segment = Segment(found[-1][0] + 1 if found else self._first_sequence, 0)
             self._storage.create(segment.name)
             segment.runs = self.runs
             catalog.add(segment)

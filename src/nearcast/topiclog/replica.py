@@ -27,10 +27,12 @@ from nearcast.errors import LocalProtocolError, StorageCorrupt
 from nearcast.topiclog.catalog import OFFSET_BITS, OFFSET_MASK
 from nearcast.topiclog.divisions import Division
 from nearcast.topiclog.entries import Deletion, Item, Run, decode
+from nearcast.topiclog.installing import Installation, first_sequence
 from nearcast.topiclog.log import Job, Topic, TopicLog
 from nearcast.topiclog.marks import Mark, remember
 from nearcast.topiclog.places import Places
 from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment
+from nearcast.topiclog.snapshots import CHUNK_BYTES, SnapshotSource
 from nearcast.topiclog.storage import Storage
 from nearcast.topiclog.walking import (
     COMMITTED,
@@ -90,6 +92,7 @@ class ReplicaLog:
         self.marks: dict[str, Mark] = {}
         """The latest mark of each producer in what was appended, committed or not."""
         self._storage = storage
+        self._segment_bytes = segment_bytes
         self._max_topics = max_topics
         self._places = Places(self.log.catalog)
         # Where terms begin, from the base on, and configurations, the first of which holds at the base.
@@ -104,6 +107,7 @@ class ReplicaLog:
         self._unflushed: deque[int] = deque()
         """Where the entries end that are written and not known to be on disk."""
         self._gathered: int = 0
+        self._installation: Installation | None = None
         self.log.remembers_names = True
         self.log.flushed_position = 0
 
@@ -121,6 +125,8 @@ class ReplicaLog:
         there, and waits.
         """
         log = self.log
+        self._installation = None
+        log.first_sequence = first_sequence(self._storage)
         log.recover_unsettled()
         self._places.clear()
         self._positions.clear()
@@ -134,6 +140,7 @@ class ReplicaLog:
         known = max(committed_index, committed_by(last) if last is not None else 0)
         if COMMITTED in marks:
             known = max(known, marks[COMMITTED].batch)
+            log.forget_mark(COMMITTED)
         self.lost_index = known if known > self.last_index else 0
         self._flushed_index = self.last_index
         # Retention and index files wait until all of a segment is committed.
@@ -147,15 +154,12 @@ class ReplicaLog:
         self._find_base()
 
     def _sealed_index(self) -> int:
-        """The last entry of the newest segment that was sealed: that waits until all of it is committed. An index of the last
-        segment that has something says nothing: it was made when the log was closed."""
-        is_followed = False
+        """The last entry of the newest segment with an index: that waits until all is committed, unless it was made when the
+        log was closed, and says so."""
         for segment in reversed(self.log.catalog.segments):
-            if is_followed and segment.has_index:
-                for mark in segment.marks:
-                    if mark.producer == RAFT:
-                        return mark.batch
-            is_followed = is_followed or segment.size > 0
+            if segment.has_index:
+                latest = {mark.producer: mark.batch for mark in segment.marks}
+                return latest.get(COMMITTED, latest.get(RAFT, 0))
         return 0
 
     def _restore(self, marks: dict[str, Mark]) -> None:
@@ -308,6 +312,8 @@ class ReplicaLog:
 
         Raises :class:`~nearcast.errors.RemoteProtocolError` for pieces that are no entry; nothing of them is gathered then.
         """
+        if self._installation is not None:
+            raise LocalProtocolError("a snapshot comes in")
         if index != self.last_index + 1 or term < self.last_term:
             raise LocalProtocolError(f"entry {index} of term {term} cannot follow {self.last_index} of term {self.last_term}")
         log = self.log
@@ -429,6 +435,7 @@ class ReplicaLog:
             raise LocalProtocolError(f"entry {last_index} cannot be the last one: {self.committed_index} is committed")
         if last_index >= self.last_index:
             return
+        self.give_up_installation()
         log = self.log
         position = log.committed_position
         kept = last_index - self.committed_index
@@ -451,12 +458,54 @@ class ReplicaLog:
         if self._gathered:
             raise LocalProtocolError("entries were gathered and not written")
 
+    # --- snapshots ------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, chunk_bytes: int = CHUNK_BYTES) -> SnapshotSource:
+        """All that is committed now, for a replica that lacks entries that are not there any more."""
+        log = self.log
+        index = self.committed_index
+        return SnapshotSource(log.catalog, index, self.term_of(index), log.committed_time_us, log.marks, chunk_bytes)
+
+    def install(self, configuration: tuple[int, bytes] | None) -> Installation:
+        """Begin to take a snapshot in, with the configuration entry that holds there. Nothing is appended meanwhile.
+
+        Readers go on reading what there is. Raises :class:`~nearcast.errors.StorageUnavailable`.
+        """
+        self._refuse_gathered()
+        self.give_up_installation()
+        begins = self.log.first_sequence
+        self._installation = Installation(self._storage, begins, self._segment_bytes, configuration)
+        return self._installation
+
+    def complete_installation(self) -> None:
+        """The snapshot is whole and on disk: it is the log now, and has all of its entries committed."""
+        installation = self._installation
+        if installation is None or not installation.is_whole or installation.working or self.log.working:
+            raise LocalProtocolError("the snapshot is not whole, or a job is under way")
+        installation.complete()
+        self.recover(installation.index)
+
+    def give_up_installation(self) -> None:
+        """The log stays what it was. Raises :class:`~nearcast.errors.StorageUnavailable`."""
+        if self._installation is not None:
+            self._installation.give_up()
+            self._installation = None
+            active = self.log.catalog.segments[-1]
+            self._storage.resume(active.name, active.size)
+
+    @property
+    def installing(self) -> bool:
+        """Whether a snapshot comes in."""
+        return self._installation is not None
+
     # --- retention ------------------------------------------------------------------------------------------------------
 
     def collect(self, now_us: int) -> Job | None:
         """A step of retention, between writes: see :meth:`TopicLog.collect`. Raises what a write raises. Entries may be gone:
         see ``base_index``."""
         self._refuse_gathered()
+        if self._installation is not None:
+            return None
         job = self.log.collect(now_us)
         self._find_base()
         self.log.write()  # names that would be forgotten are written again

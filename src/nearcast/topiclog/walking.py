@@ -30,6 +30,7 @@ CONFIGURATIONS: Final = "$raft/configurations"
 DATA: Final = 1
 """The kind of entries that say something to the log. Those of other kinds are kept whole, in the mark's body."""
 CONFIGURATION: Final = 2
+NOOP: Final = 3
 
 _BODY: Final = struct.Struct("<BQ")
 _CONFIGURATION: Final = struct.Struct("<QI")
