@@ -105,7 +105,7 @@ class World:
         return pa.table({"topic": topics, "index": indexes, "time": times, "payload": pa.array(payloads, pa.binary())})
 
     def rows(self, raw: set[str]) -> pa.Table:
-        rounds = {name: Round(1, 1, 1, NOW) for name in self.reports}
+        rounds = {name: Round(1, 1, 1, NOW, NOW) for name in self.reports}
         read = telemetry_records.contents(rounds, {name: rounds[name] for name in raw})
         return pa.Table.from_batches(list(read(self.records(raw).to_batches())), ROWS_SCHEMA)
 
@@ -260,7 +260,7 @@ def test_what_is_no_telemetry_is_told_apart() -> None:
         ("broker", "a", 7, 1.5, 0, 0, 1),
     ]
     assert seen[0].payload == b""
-    read = telemetry_records.contents({"a": Round(5, 7, 7, 1.0)}, {"a": Round(4, 7, 7, 1.0)})
+    read = telemetry_records.contents({"a": Round(5, 7, 7, 1.0, 1.0)}, {"a": Round(4, 7, 7, 1.0, 1.0)})
     assert list(read(table.to_batches())) == [], "another round; and no JSON"
 
 
@@ -275,7 +275,7 @@ def test_crowds_without_a_coordinate_are_nobody() -> None:
             "payload": pa.array([msgspec.json.encode(report)], pa.binary()),
         }
     )
-    read = telemetry_records.contents({"b": Round(1, 1, 1, NOW)}, {})
+    read = telemetry_records.contents({"b": Round(1, 1, 1, NOW, NOW)}, {})
     topics, totals = gather(pa.Table.from_batches(list(read(table.to_batches()))), fleet)
     assert totals.topics == 1
     assert topics.silent().all()

@@ -153,8 +153,40 @@ def spark(
     output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Where to write the figures as JSON.")] = None,
 ) -> None:
     """Measure Spark reading topics of a broker on this machine: rows a second, and the delay of a stream."""
-    settings = {"rows": rows, "single_rows": single_rows, "stream_seconds": seconds}
-    command = [sys.executable, "-m", "nearcast.pipeline.benchmark", msgspec.json.encode(settings).decode()]
+    settings: dict[str, object] = {"rows": rows, "single_rows": single_rows, "stream_seconds": seconds}
+    _measured_by("nearcast.pipeline.benchmark", settings, _SPARK_BARS, output)
+
+
+_TELEMETRY_BARS = {
+    "placement_few_seconds": ("<", 2.0),
+    "placement_all_seconds": ("<", 2.0),
+    "job_10m_seconds": ("<", 300.0),
+    "job_10m_gigabytes": ("<", 6.0),
+}
+"""What placing topics, and planning on clients by the million with Spark, is held to, on two cores."""
+
+
+@app.command()
+def telemetry(
+    samples: Annotated[
+        str, typer.Option(metavar="LIST", help="Millions of clients that Spark plans on, one run each; empty leaves it out.")
+    ] = "1,2.5,5,10",
+    topics: Annotated[int, typer.Option(min=1, help="Topics that are placed on one core.")] = 100_000,
+    brokers: Annotated[int, typer.Option(min=1, help="Brokers in both.")] = 200,
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Where to write the figures as JSON.")] = None,
+) -> None:
+    """Measure planning on this machine: topics placed on arrays, and telemetry of millions of clients planned on by Spark."""
+    try:
+        millions = [float(each) for each in samples.split(",") if each.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"--samples {samples}: write millions, separated by commas: 1,2.5,10") from None
+    settings: dict[str, object] = {"samples": millions, "topics": topics, "brokers": brokers}
+    _measured_by("nearcast.pipeline.telemetry_benchmark", settings, _TELEMETRY_BARS, output)
+
+
+def _measured_by(module: str, settings: dict[str, object], bars: dict[str, tuple[str, float]], output: Path | None) -> None:
+    """Figures that a module of the pipeline measures, beside their bars."""
+    command = [sys.executable, "-m", module, msgspec.json.encode(settings).decode()]
     console = Console(highlight=False)
     with _plain_errors():
         warning = busy_machine()
@@ -166,7 +198,7 @@ def spark(
             raise typer.Exit(1)
         figures = msgspec.json.decode(done.stdout, type=dict[str, float])
         for name, figure in figures.items():
-            relation, bar = _SPARK_BARS.get(name, ("", 0.0))
+            relation, bar = bars.get(name, ("", 0.0))
             met = figure >= bar if relation == ">=" else figure < bar
             verdict = (
                 f"  [{'green' if met else 'red'}]{'meets' if met else 'misses'} {relation} {bar:,.0f}[/]" if relation else ""

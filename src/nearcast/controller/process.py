@@ -95,6 +95,7 @@ class ControllerProcess:
         self._states: dict[str, str] = {}
         self._logged_moves = 0
         self._logged_migrations = 0
+        self._logged_plans = (0, 0)
         self._stop_asked = asyncio.Event()
         # Plans for many topics take seconds of a processor, in which nodes are to be heard.
         self._planning = ThreadPoolExecutor(1, "planning")
@@ -273,6 +274,27 @@ class ControllerProcess:
                 target=migration.target,
                 reason=migration.reason,
                 detail=migration.detail or None,
+            )
+        self._log_plans()
+
+    def _log_plans(self) -> None:
+        """Plans that others made, the last of each kind: however many come, a line or two a tick."""
+        topics = self.controller.topics
+        (taken, refused), self._logged_plans = self._logged_plans, (topics.plans_taken, topics.plans_refused)
+        if topics.plans_refused > refused:
+            self.events.event(
+                logging.WARNING, "plan refused", reason=topics.last_refusal, plans=topics.plans_refused - refused
+            )
+        record = topics.last_plan
+        if record is not None and topics.plans_taken > taken:
+            self.events.event(
+                logging.INFO,
+                "plan taken",
+                planner=record.planner,
+                number=record.number,
+                moves=len(record.moves),
+                ordered=topics.last_ordered,
+                plans=topics.plans_taken - taken,
             )
 
     # --- HTTP -----------------------------------------------------------------------------------------------------------

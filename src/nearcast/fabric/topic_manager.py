@@ -32,7 +32,7 @@ from nearcast.fabric.topic_planner import MANY_TOPICS, PlanJob, TopicPlanner
 from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.placement.deciding import Move, Plan
 from nearcast.placement.explanations import Explanation, explain
-from nearcast.placement.plans import PlanRecord, decode_plan
+from nearcast.placement.plans import PlannedMove, PlanRecord, decode_plan
 
 LOOK_S: Final = 1.0
 """How often what could not be decided is looked at again: asks that wait for a broker, topics of a broker that is drained."""
@@ -66,6 +66,8 @@ class TopicManager:
         self.last_plan: PlanRecord | None = None
         """The last one that somebody else made."""
         self.last_refusal = ""
+        self.last_ordered = 0
+        """Moves of the last plan taken that became migrations; the others' topics had moved on, or cannot go there."""
         self._wall_offset = wall_offset
         self._plan_numbers: dict[str, int] = {}
         self._news = False
@@ -302,15 +304,18 @@ class TopicManager:
         self._plan_numbers[record.planner] = record.number
         self.plans_taken += 1
         self.last_plan = record
-        for move in record.moves:
-            known = self.directory.find(move.topic)
-            if known is None or known.owner == move.target or not self.roster.may_own(move.target):
-                continue
-            if move.epoch not in (0, known.epoch) or move.origin not in ("", known.owner):
-                continue
-            reason = f"{record.planner}: {move.reason or 'no reason given'}"
-            self.migrations.add(self._wanted(known, move.target, "plan", reason, now))
+        self.last_ordered = sum(self._take_move(record.planner, move, now) for move in record.moves)
         self._order_due(now)
+
+    def _take_move(self, planner: str, move: PlannedMove, now: float) -> bool:
+        """One move of somebody's plan; whether it is made."""
+        known = self.directory.find(move.topic)
+        if known is None or known.owner == move.target or not self.roster.may_own(move.target):
+            return False
+        if move.epoch not in (0, known.epoch) or move.origin not in ("", known.owner):
+            return False
+        reason = f"{planner}: {move.reason or 'no reason given'}"
+        return self.migrations.add(self._wanted(known, move.target, "plan", reason, now))
 
     # --- time -----------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ elsewhere (:attr:`TopicPlanner.elsewhere`). A plan that comes back late is check
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final
 
 from nearcast.fabric.directory import OwnerDirectory
@@ -23,6 +24,9 @@ from nearcast.placement.topics import Fleet, Topics
 
 MANY_TOPICS: Final = 2_000
 """With fewer, a plan takes milliseconds and is made at once."""
+
+
+_topic: Final = attrgetter("topic")
 
 
 class PlanJob:
@@ -103,5 +107,7 @@ class TopicPlanner:
         return self.telemetry.fleet([entry.name for entry in brokers], leaving, unusable, now)
 
     def _held(self, owners: Iterable[Owner]) -> dict[str, Held]:
+        """By name: of topics that are alike, whoever plans takes the same ones."""
         moved_at = self.moved_at
+        owners = sorted(owners, key=_topic)
         return {owner.topic: Held(owner.owner, owner.epoch, moved_at.get(owner.topic, 0.0)) for owner in owners}

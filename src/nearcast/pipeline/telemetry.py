@@ -2,9 +2,10 @@
 
 Three places to read from:
 
-- the durable topics ``$nearcast/telemetry/#`` of a broker (``--url``): whenever reports came, the newest of every broker are
-  planned on, and the plan is published to ``$nearcast/plan``, where a controller with ``planner = "spark"`` takes it.
-  ``--available-now`` plans once and ends, ``--dry-run`` publishes nothing;
+- the durable topics ``$nearcast/telemetry/#`` of all brokers (``--url`` for each, for each keeps its own): whenever reports
+  came, the newest of every broker are planned on, and the plan is published to ``$nearcast/plan``, at the first broker that
+  answers; a controller with ``planner = "spark"`` takes it. ``--available-now`` plans once and ends, ``--dry-run`` publishes
+  nothing;
 - an archive of these topics (``--archive DIR``, what the job ``archive`` wrote), as it stood at its end;
 - tables of single clients (``--tables DIR``): Parquet in the directories ``samples``, ``topics`` and ``brokers`` of it.
 
@@ -14,6 +15,7 @@ published twice is carried out once (its moves name epochs).
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ import msgspec
 
 from nearcast.errors import ConfigError, PipelineError
 from nearcast.mqtt.topics import filter_fault
-from nearcast.pipeline.options import parse_read
+from nearcast.pipeline.options import parse_connection, parse_read
 from nearcast.pipeline.queries import await_queries, forget_queries
 from nearcast.pipeline.telemetry_rounds import CLIENTS, FILTER, TOPICS, Rounds, topic_of
 from nearcast.pipeline.user_jobs import DEFAULT_URL, connection_options
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from nearcast.pipeline.progress import Progress
     from nearcast.pipeline.telemetry_summaries import Bound, Totals
     from nearcast.placement.deciding import Plan
+    from nearcast.placement.plans import PlanRecord
     from nearcast.placement.topics import Fleet
 
 SHOWN_MOVES: Final = 10
@@ -44,7 +47,13 @@ FORGET_SECONDS: Final = 3_600.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    url: Annotated[str, msgspec.Meta(description="The broker's bulk port.", extra={"metavar": "URL"})] = DEFAULT_URL
+    url: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description=f"The bulk port of a broker. Repeatable: each broker keeps its own reports. Default {DEFAULT_URL}.",
+            extra={"metavar": "URL"},
+        ),
+    ] = ()
     username: Annotated[str | None, msgspec.Meta(description="Who we are, for the broker.", extra={"metavar": "NAME"})] = None
     password_file: Annotated[
         str | None, msgspec.Meta(description="A file whose first line is the password.", extra={"metavar": "FILE"})
@@ -104,6 +113,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(description="Stop after so many seconds.", extra={"metavar": "SECONDS"}),
     ] = None
 
+    def connections(self) -> list[dict[str, str]]:
+        """The data source's options for where each broker is."""
+        common = connection_options(self)
+        return [{**common, "url": url} for url in self.url or (DEFAULT_URL,)]
+
     def bounds(self) -> tuple[Bound, ...]:
         """What ``--bound`` gave."""
         found = []
@@ -137,9 +151,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings(options: Options) -> dict[str, str]:
-    """How rows get from Java to Python. Spark measures a batch anew for every row, in time that grows with the rows in it where
-    lists are null: 10 million rows took ten minutes instead of twenty seconds. So it does not, and batches have fewer rows:
-    of telemetry's 64 KiB a record these are 256 MB at most."""
+    """How rows get from Java to Python. With a limit in bytes, Spark measures the batch anew for every row, in time that grows
+    with the batch where lists are null: a million rows took a minute. So there is none, and batches have fewer rows: of
+    telemetry's 64 KiB a record these are 256 MB at most."""
     return {
         "spark.sql.shuffle.partitions": str(options.partitions),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
@@ -161,7 +175,8 @@ def check(options: Options) -> None:
         if not Path(options.archive).is_dir():
             raise PipelineError(f"--archive {options.archive}: there is no such directory")
     else:
-        parse_read({**connection_options(options), "topics": FILTER}, streaming=True)
+        for connection in options.connections():
+            parse_read({**connection, "topics": FILTER}, streaming=True)
 
 
 TABLES: Final = ("samples", "topics", "brokers")
@@ -182,7 +197,7 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Mapping[st
         progress.step(f"planning on {options.archive}")
         return planning.plan_records(_of_telemetry(read_archive(spark, options.archive)), None)
     if options.available_now:
-        progress.step(f"planning on the telemetry of {options.url}")
+        progress.step(planning.what)
         since = datetime.fromtimestamp(time.time() - options.stale, UTC).isoformat()
         return planning.plan_records(planning.reader().option("startingTime", since).load(), time.time())
     return planning.follow()
@@ -216,15 +231,24 @@ class _Planning:
         return self._source(self._spark.read)
 
     def _source(self, reader: Any) -> Any:
-        from nearcast.pipeline.telemetry_records import RECORDS
+        from nearcast.pipeline.telemetry_source import NAME, TelemetrySource
 
-        options = {**connection_options(self._options), "topics": FILTER, "failOnDataLoss": "false"}
-        return reader.format("nearcast").schema(RECORDS).options(**options)
+        self._spark.dataSource.register(TelemetrySource)
+        connections = self._options.connections()
+        options = {**connections[0], "topics": FILTER, "failOnDataLoss": "false"}
+        del options["url"]
+        return reader.format(NAME).options(urls=json.dumps([each["url"] for each in connections]), **options)
+
+    @property
+    def what(self) -> str:
+        """What is planned on, for people."""
+        urls = [parse_connection(each).url for each in self._options.connections()]
+        return f"planning on the telemetry of {urls[0] if len(urls) == 1 else f'{len(urls)} brokers'}"
 
     def follow(self) -> dict[str, object]:
         """Plan whenever there is news, until stopped."""
         options = self._options
-        self._progress.step(f"planning on the telemetry of {options.url}")
+        self._progress.step(self.what)
         forget_queries(self._spark)
         since = datetime.fromtimestamp(time.time() - options.stale, UTC).isoformat()
         stream = self._source(self._spark.readStream).option("startingTime", since).load()
@@ -272,9 +296,10 @@ class _Planning:
         since = now - self._options.stale
         topics, clients = self._rounds.whole(TOPICS, since), self._rounds.whole(CLIENTS, since)
         chosen = [topic_of(TOPICS, name) for name in topics] + [topic_of(CLIENTS, name) for name in clients]
-        first = min((found.first for found in (*topics.values(), *clients.values())), default=0)
-        # Both conditions are answered by the broker: nothing else is read.
-        wanted = records.where(F.col("topic").isin(chosen) & (F.col("index") >= first)) if chosen else records.limit(0)
+        began = min((found.began for found in (*topics.values(), *clients.values())), default=0.0)
+        # Both conditions are answered by the brokers: nothing else is read.
+        first = datetime.fromtimestamp(began, UTC)
+        wanted = records.where(F.col("topic").isin(chosen) & (F.col("time") >= first)) if chosen else records.limit(0)
         fleet = fleet_of(self._rounds.reports(since))
         return self.plan(wanted.mapInArrow(contents(topics, clients), ROWS), fleet, now)
 
@@ -306,9 +331,25 @@ class _Planning:
         self.moves += len(record.moves)
         live = options.archive is None and options.tables is None
         if live and record.moves and not options.dry_run:
-            telemetry_plans.publish(self._spark, record, connection_options(options))
+            self._publish(record)
         self._show(made, totals)
         return _result(made, totals)
+
+    def _publish(self, record: PlanRecord) -> None:
+        """At any broker: whichever takes it tells the controller."""
+        from nearcast.pipeline import telemetry_plans
+        from nearcast.pipeline.failures import in_one_line
+
+        connections = self._options.connections()
+        for number, connection in enumerate(connections):
+            try:
+                telemetry_plans.publish(self._spark, record, {"reconnectSeconds": "2", **connection})
+            except Exception as error:  # Spark raises many kinds
+                if number == len(connections) - 1:
+                    raise
+                self._progress.note(f"{parse_connection(connection).url} takes no plan: {in_one_line(error, None, '')}")
+            else:
+                return
 
     def _write(self, found: DataFrame, made: Plan, record: bytes) -> None:
         assert self._options.out is not None  # noqa: S101 - the caller's

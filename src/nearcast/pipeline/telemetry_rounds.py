@@ -47,14 +47,18 @@ class Round(NamedTuple):
     first: int
     last: int
     time: float
+    """When its last record came."""
+    began: float
+    """When its first did."""
 
 
 class _Gathering:
-    __slots__ = ("first", "next_part", "number")
+    __slots__ = ("began", "first", "next_part", "number")
 
-    def __init__(self, number: int, first: int) -> None:
+    def __init__(self, number: int, first: int, began: float) -> None:
         self.number = number
         self.first = first
+        self.began = began
         self.next_part = 0
 
 
@@ -88,7 +92,7 @@ class Rounds:
             return False
         gathering = self._gathering.get(key)
         if seen.part == 0:
-            gathering = self._gathering[key] = _Gathering(seen.round, seen.index)
+            gathering = self._gathering[key] = _Gathering(seen.round, seen.index, seen.time)
         elif gathering is None or gathering.number != seen.round or gathering.next_part != seen.part:
             self._gathering.pop(key, None)
             return False
@@ -96,7 +100,7 @@ class Rounds:
         if gathering.next_part < seen.parts:
             return False
         del self._gathering[key]
-        self._rounds[key] = Round(seen.round, gathering.first, seen.index, seen.time)
+        self._rounds[key] = Round(seen.round, gathering.first, seen.index, seen.time, gathering.began)
         return True
 
     def whole(self, kind: str, since: float) -> dict[str, Round]:

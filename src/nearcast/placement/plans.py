@@ -7,7 +7,7 @@ the same planner.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -17,22 +17,29 @@ MAX_PLAN_BYTES: Final = 16_777_216
 """A plan is refused above this; some hundred thousand moves."""
 
 
+MAX_WORDS: Final = 500
+"""Characters that a planner may call itself by, and give as a reason: a controller keeps them with every migration."""
+
+Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
+
+
 class PlannedMove(msgspec.Struct, frozen=True, omit_defaults=True):
     """Hand ``topic`` over from ``origin`` to ``target``. ``epoch`` 0 and an empty origin: whatever they are now."""
 
     topic: str
     target: str
     origin: str = ""
-    epoch: int = 0
-    reason: str = ""
+    epoch: Count = 0
+    reason: Words = ""
 
 
 class PlanRecord(msgspec.Struct, frozen=True):
     """A plan. ``time``: wall clock, seconds."""
 
-    number: int
+    number: Count
     time: float
-    planner: str
+    planner: Words
     moves: tuple[PlannedMove, ...]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
@@ -514,6 +516,7 @@ def test_a_plan_is_carried_out_where_the_world_is_still_as_it_was() -> None:
     assert net.agreed("swarm/2") == net.agreed("swarm/3") == "b1"
     migration = net.manager.migrations.history("swarm/1")[0]
     assert (migration.kind, migration.reason) == ("plan", "spark@hq: latency")
+    assert (net.manager.plans_taken, net.manager.last_ordered) == (1, 1)
 
 
 def test_a_plan_counts_once_and_not_after_a_later_one() -> None:
@@ -536,6 +539,33 @@ def test_plans_of_others_are_refused_unless_the_configuration_wants_them() -> No
     net.run(1.0)
     assert net.agreed("swarm/1") == "b1"
     assert net.manager.plans_refused == 2
+
+
+def test_hostile_plans_are_refused_in_words_and_bounded() -> None:
+    net = three(planner="spark")
+    asked(net, "b1", "swarm/1")
+    plan = {"number": 1, "time": 0.0, "planner": "x", "moves": []}
+    hostile = [
+        {**plan, "number": "1"},
+        {**plan, "number": 2**70},
+        {**plan, "planner": "x" * 501},
+        {**plan, "moves": [{"topic": "swarm/1", "target": 2}]},
+        {**plan, "moves": [{"topic": "swarm/1", "target": ""}]},
+        {**plan, "moves": [{"topic": "swarm/1", "target": "b2", "reason": "x" * 501}]},
+        [],
+    ]
+    for number, each in enumerate(hostile):
+        net.owning("b1").registration.send(frame(frames.PLAN, json.dumps(each).encode()))
+        net.run(0.5)
+        assert net.manager.plans_refused == number + 1
+        assert net.manager.last_refusal.startswith("not a plan: ")
+        assert len(net.manager.last_refusal) < 300
+    # Very many moves, all of them nonsense but the last.
+    moves = [PlannedMove(f"swarm/{number}", "b2") for number in range(2, 20_000)]
+    publish_plan(net.owning("b1"), 1, *moves, PlannedMove("swarm/1", "b9"), PlannedMove("swarm/1", "b2"))
+    net.run_until(lambda: net.agreed("swarm/1") == "b2", "the planned owner")
+    assert (net.manager.plans_taken, net.manager.last_ordered) == (1, 1)
+    assert len(net.manager.migrations.past) == 1
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ def test_a_round_counts_when_it_is_whole() -> None:
     assert not rounds.take([part(5, 1, 0, 2)])
     assert rounds.whole(TOPICS, 0.0) == {}
     assert rounds.take([part(6, 1, 1, 2)])
-    assert rounds.whole(TOPICS, 0.0) == {"a": Round(1, 5, 6, 106.0)}
+    assert rounds.whole(TOPICS, 0.0) == {"a": Round(1, 5, 6, 106.0, 105.0)}
     # The next one is on its way: the last whole one counts until it is there.
     assert not rounds.take([part(7, 2, 0, 2)])
     assert rounds.whole(TOPICS, 0.0)["a"].number == 1
     assert rounds.take([part(8, 2, 1, 2)])
-    assert rounds.whole(TOPICS, 0.0)["a"] == Round(2, 7, 8, 108.0)
+    assert rounds.whole(TOPICS, 0.0)["a"] == Round(2, 7, 8, 108.0, 107.0)
     assert rounds.latest == 108.0
 
 
@@ -45,7 +45,7 @@ def test_records_may_come_in_any_order_within_a_batch_and_from_many_brokers() ->
     rounds = Rounds()
     assert rounds.take(seen)
     for kind in (TOPICS, CLIENTS):
-        assert rounds.whole(kind, 0.0) == {broker: Round(1, 1, 4, 104.0) for broker in "abc"}
+        assert rounds.whole(kind, 0.0) == {broker: Round(1, 1, 4, 104.0, 101.0) for broker in "abc"}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_round_that_is_not_whole_never_counts(seen: list[Seen]) -> None:
 def test_a_broker_that_began_anew_counts_its_rounds_from_one_again() -> None:
     rounds = Rounds()
     assert rounds.take([part(1, 9, 0, 1), part(2, 10, 0, 2), part(3, 1, 0, 2), part(4, 1, 1, 2)])
-    assert rounds.whole(TOPICS, 0.0) == {"a": Round(1, 3, 4, 104.0)}
+    assert rounds.whole(TOPICS, 0.0) == {"a": Round(1, 3, 4, 104.0, 103.0)}
 
 
 def test_what_is_old_does_not_count() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from nearcast.errors import InvalidValue
@@ -155,6 +157,31 @@ def moved_in_ten_minutes(settings: PlacementSettings) -> int:
 def test_a_topic_between_two_brokers_does_not_go_back_and_forth() -> None:
     assert moved_in_ten_minutes(PAPER) == 120
     assert moved_in_ten_minutes(SETTINGS) <= 20
+
+
+def moved_by_noise(settings: PlacementSettings, topics: int = 50, rounds: int = 360) -> int:
+    """Moves of topics halfway between two brokers, just above their bound, in half an hour of noisy telemetry; clients stay
+    where they are."""
+    fleet = line({"a": 0, "b": 80})
+    rng = random.Random(7)
+    owner = ["a"] * topics
+    moved_at = [0.0] * topics
+    moved = 0
+    for number in range(rounds):
+        now = NOW + 5.0 * number
+        seen = []
+        for row in range(topics):
+            clients = [40.0 + rng.gauss(0.0, 0.15) for _ in range(2)]
+            seen.append(Topic(f"t{row}", clients, clients, owner[row], bound_ms=40, moved_at=moved_at[row]))
+        for move in planned(fleet, *seen, settings=settings, now=now).moves:
+            owner[move.row], moved_at[move.row] = move.target, now
+            moved += 1
+    return moved
+
+
+def test_noise_alone_moves_next_to_nothing() -> None:
+    assert moved_by_noise(PAPER, rounds=20) > 200
+    assert moved_by_noise(SETTINGS) <= 3, "of 18,000 looks at topics that nothing but noise sets above their bound"
 
 
 # --- explanations ---------------------------------------------------------------------------------------------------------
