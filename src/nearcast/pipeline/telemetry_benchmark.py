@@ -2,9 +2,9 @@
 
 - **placement**: Algorithm 1 on arrays, once with one topic in twenty at the wrong broker and once with every one, median of
   five, on one core;
-- **the job**: tables of clients are made up (:mod:`nearcast.pipeline.telemetry_files`), and ``nearcast pipeline run telemetry``
-  plans on them, a process each, Spark's start included; ten clients a topic. The memory is that of all its processes together,
-  shared pages counted once (Linux; elsewhere it is left out).
+- **the job**: tables of clients are made up (:mod:`nearcast.pipeline.telemetry_files`), and ``nearcast pipeline run
+  telemetry`` plans on them, a process each, Spark's start included; ten clients a topic. The memory is that of all its
+  processes together, shared pages counted once (Linux; elsewhere it is left out).
 """
 
 from __future__ import annotations
