@@ -80,7 +80,7 @@ def snapshot(topics: int, brokers: int, misplaced: float, seed: int = 7) -> tupl
         rate=rate,
     )
     names = [f"b{row}" for row in range(brokers)]
-    return found, Fleet(names, places, cpu=cpu, out_rate=np.bincount(owner, 0.75 * rate, brokers))
+    return found, Fleet(names, places, cpu=cpu, out_rate=np.bincount(owner, 0.75 * rate, brokers).astype(np.float64))
 
 
 def measure_placement(settings: Settings) -> dict[str, float]:
