@@ -467,3 +467,44 @@ def _let_something_arrive(mesh: OwnedMesh, rng: random.Random) -> None:
         assert end.link is not None
         end.node.fabric.receive(end.link, end.inbox.popleft(), mesh.now)
         end.node.flush()
+
+
+# semantics: N22
+@pytest.mark.parametrize("seed", range(30))
+def test_a_topic_that_changes_its_class_while_it_moves_loses_and_doubles_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    mesh = OwnedMesh("a", "b", "c", seed=seed)
+    subscribers = [Client(mesh.nodes[name], f"s{name}") for name in "abc"]
+    for subscriber in subscribers:
+        subscriber.subscribe(TOPIC)
+    mesh.run()
+    publishers = [Client(mesh.nodes[name], f"p{name}") for name in "abc"]
+    sent: list[bytes] = []
+    stamp = 5
+    for _ in range(250):
+        action = rng.random()
+        if action < 0.3:
+            sent.append(b"%d" % len(sent))
+            rng.choice(publishers).publish(TOPIC, sent[-1], 1)
+        elif action < 0.34 and len(mesh.owners(TOPIC)) == 1:
+            owner = mesh.owners(TOPIC)[0]
+            mesh.directory.owners[TOPIC] = (mesh.nodes[owner].fabric.ownership.owner_of(TOPIC.encode())[1], owner)
+            mesh.migrate(TOPIC, rng.choice("abc"))
+        elif action < 0.38:
+            stamp += 1
+            node = mesh.nodes[rng.choice("abc")]
+            node.fabric.classes.replace([("owned/#", rng.choice(("owned", "bridged")))], stamp)
+            node.flush()
+        elif action < 0.45:
+            mesh.directory.answer()
+        else:
+            _let_something_arrive(mesh, rng)
+    for node in mesh.nodes.values():
+        node.fabric.classes.replace([("owned/#", "owned")], stamp + 1)
+        node.flush()
+    for _ in range(20):
+        mesh.run()
+        mesh.advance(1.0)
+    for subscriber in subscribers:
+        subscriber.read()
+        assert sorted(subscriber.payloads, key=int) == sent, subscriber.client_id
