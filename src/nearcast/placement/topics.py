@@ -19,9 +19,10 @@ from nearcast.telemetry.summaries import Summaries
 UNOWNED: Final = -1
 """The owner of a topic that nobody owns, or whose owner is not in the fleet (any more)."""
 
-DEFAULT_OUT_RATE_LIMIT: Final = 50_000.0
-"""Messages a second that a broker may pass on. One at a time, each costs the compiled broker some 8 µs of a core: this is less
-than half of one. ``nearcast bench profile`` finds the figure for a machine."""
+DEFAULT_OUT_RATE_LIMIT: Final = 51_000.0
+"""Messages a second that a broker may pass on: 0.8 of the rate up to which latency stayed where it is in an idle broker, as
+``nearcast bench profile`` measured it of the compiled broker (docs/benchmarks.md). At twice that rate its 95th percentile was
+ten times as long. It finds the figure for another machine, too."""
 
 
 def _require(holds: bool, name: str, what: str) -> None:
@@ -37,8 +38,9 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     leaves brokers idle; too high lets messages queue before anything is done."""
 
     out_rate_limit: float = DEFAULT_OUT_RATE_LIMIT
-    """Messages a second that a broker may pass on; above it is overloaded. ``nearcast bench profile`` measures it. 0: no
-    limit."""
+    """Messages a second that a broker may pass on; above it is overloaded. 0: no limit. The default is what ``nearcast bench
+    profile`` measured of the compiled broker on one core (docs/benchmarks.md); it finds that of another machine, too. Too low
+    moves topics away from brokers that have room; too high lets latency grow before anything is done."""
 
     hysteresis_ms: float = 0.5
     """Milliseconds that a move has to gain at least, one way. Too low follows the noise of measurements; too high lets small
