@@ -361,6 +361,10 @@ class Cluster:
         self.jitter_s = 0.001
         self.loss = 0.0
         self.doubled = 0.0
+        self.late = 0.0
+        """Share of messages of which another copy comes up to two seconds later."""
+        self.held_back = 0.0
+        """Share of messages over a cut link that come after all, up to two seconds later, as a stream's do."""
         self.cuts: set[tuple[int, int]] = set()
         self.operations: list[Operation] = []
         self.sent = 0
@@ -423,10 +427,14 @@ class Cluster:
             self._bring_snapshot(message, target, is_lost)
             return
         if is_lost or target is None:
+            if target is not None and rng.random() < self.held_back:
+                self.at(self.now + rng.random() * 2.0, lambda: target.receive(message))
             return
         self.at(self.now + self.delay_s + rng.random() * self.jitter_s, lambda: target.receive(message))
         if self.doubled and rng.random() < self.doubled:
             self.at(self.now + self.delay_s + rng.random() * self.jitter_s * 20, lambda: target.receive(message))
+        if self.late and rng.random() < self.late:
+            self.at(self.now + rng.random() * 2.0, lambda: target.receive(message))
 
     def _bring_snapshot(self, message: InstallSnapshot, target: Replica | None, is_lost: bool) -> None:
         source = self.replicas[message.source]

@@ -29,7 +29,7 @@ class Following:
         self.received = node.commit
         """Up to here the log in memory is the leader's."""
         self._acknowledged = 0
-        self.asked = AskedReads()
+        self.asked = AskedReads(node.draw_number())
 
     def begin(self) -> None:
         """Nothing is known of a leader but that it has what is committed (Raft §5.4.3)."""

@@ -148,7 +148,7 @@ class Leading:
             progress.round_trips.measured(node.now - message.sent_s)
         progress.waiting = False
         self._acknowledged(progress, message.index)
-        progress.lost(message.received, message.sent_s)
+        progress.lost(message.received, message.round)
         self._confirm_reads()
 
     def snapshot_sent(self, replica: int, arrived: bool) -> None:
@@ -338,7 +338,7 @@ class Leading:
                 size += entry.size
             commit = node.commit
             node.send(Append(node.id, progress.replica, node.term, previous, view.term_of(previous), commit, entries))
-            progress.sent(previous + len(entries), size, node.now)
+            progress.sent(previous + len(entries), size, self._round)
             progress.told_commit = max(progress.told_commit, min(commit, previous + len(entries)))
         if progress.state == REPLICATING and progress.told_commit < min(node.commit, progress.match):
             # Nothing else is on its way that would say so.

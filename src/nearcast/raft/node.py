@@ -103,13 +103,15 @@ class RaftNode:
         """How many others are to stand for election before this replica."""
         self.patience_s = 0.0
         """The election timeout as the last leader wished it."""
-        self.following = Following(self)
         self._rng = rng
+        self.following = Following(self)
         self._election: Election | None = None
         self._election_s = now
         """When to stand for election."""
         self._heard_s = -math.inf
         """When the leader was last heard."""
+        self._led_term = self.term
+        """The newest term that had a leader, as far as is known."""
         self._excused = False
         self._outgoing: list[Message] = []
         self._snapshot: Snapshot | None = None
@@ -372,6 +374,10 @@ class RaftNode:
         self.commit = snapshot.index
         self._snapshot = snapshot
 
+    def draw_number(self) -> int:
+        """One that no other process draws."""
+        return self._rng.getrandbits(60)
+
     def allow_read(self, token: int, index: int) -> None:
         self._reads.append(ReadState(token, index))
 
@@ -437,7 +443,7 @@ class RaftNode:
         outcome = election.outcome(self.view.configuration)
         if outcome == LOST:
             self._follow(self.term, 0)
-            self._election_s = self.now + self.timeout_s * (0.75 + 0.5 * self._rng.random())
+            self._stand_again()
         elif outcome == WON:
             if election.pre:
                 self._stand(False)
@@ -462,7 +468,7 @@ class RaftNode:
         self._begin_term(self.term + 1)
         self.role = CANDIDATE
         self.vote = self.id
-        self._election_s = self.now + self.timeout_s * (0.75 + 0.5 * self._rng.random())
+        self._stand_again()
         election = self._election = Election(self.term, False)
         self._hold(VoteResponse(self.id, self.id, self.term, True, False))
         self._ask_for_votes(election, transfer)
@@ -481,6 +487,7 @@ class RaftNode:
     def _lead(self) -> None:
         self.role = LEADER
         self.leader = self.id
+        self._led_term = self.term
         self._election = None
         self.patience.elected(self.now)
         self.leading = Leading(self)
@@ -514,6 +521,7 @@ class RaftNode:
                 raise RemoteProtocolError(0x82, f"replica {leader} leads in term {self.term}, and so does replica {self.id}")
             self._follow(self.term, leader)
         self._heard_s = self.now
+        self._led_term = self.term
         self._wait_for_leader()
 
     def _hears_leader(self) -> bool:
@@ -526,7 +534,19 @@ class RaftNode:
 
     def _wait_for_leader(self) -> None:
         self._excused = False
-        self._election_s = self.now + election_delay(self.timeout_s, self.rank, self._rng)
+        self._election_s = self.now + election_delay(self._slow_s(), self.rank, self._rng)
+
+    def _stand_again(self) -> None:
+        self._election_s = self.now + self._slow_s() * (0.75 + 0.5 * self._rng.random())
+
+    def _slow_s(self) -> float:
+        """The election timeout while elections fail: an election takes two flushes, and disks may be slower than anybody
+        thought. Each further term without a leader doubles it, for everybody, since all hear of terms."""
+        vain = self.term - self._led_term - 1
+        if vain <= 0:
+            return self.timeout_s
+        longest_s = max(self.timeout_s, self.settings.max_election_timeout_seconds)
+        return min(self.timeout_s * 2.0 ** min(vain, 10), longest_s)
 
     def _may_stand(self) -> bool:
         return self.id in self.view.configuration.voters

@@ -25,10 +25,11 @@ INSTALLING: Final = 2
 class _Sent:
     """An Append on its way."""
 
-    def __init__(self, last_index: int, size: int, sent_s: float) -> None:
+    def __init__(self, last_index: int, size: int, round_: int) -> None:
         self.last_index = last_index
         self.size = size
-        self.sent_s = sent_s
+        self.round = round_
+        """The heartbeat that was the last one then."""
 
 
 class Progress:
@@ -73,11 +74,11 @@ class Progress:
             return self._inflight_bytes < max_bytes and len(self._sent) < max_messages
         return self.state == PROBING and not self.waiting
 
-    def sent(self, last_index: int, size: int, now: float) -> None:
+    def sent(self, last_index: int, size: int, round_: int) -> None:
         """Entries up to one are on their way."""
         if self.state == REPLICATING:
             self.next = last_index + 1
-            self._sent.append(_Sent(last_index, size, now))
+            self._sent.append(_Sent(last_index, size, round_))
             self._inflight_bytes += size
         else:
             self.waiting = True
@@ -113,14 +114,14 @@ class Progress:
         self.snapshot_index = index
         self._clear()
 
-    def lost(self, received: int, heartbeat_sent_s: float) -> bool:
-        """Whether something that was sent before a heartbeat is missing behind it: then it is sent again."""
+    def lost(self, received: int, round_: int) -> bool:
+        """Whether something that was sent before a heartbeat of this round is missing behind it: then it is sent again."""
         if self.state != REPLICATING or not self._sent or self._sent[-1].last_index <= received:
             return False
         missing = False
         for sent in self._sent:
             if sent.last_index > received:
-                missing = sent.sent_s < heartbeat_sent_s
+                missing = sent.round < round_
                 break
         if missing:
             self.next = max(self.match, received) + 1

@@ -80,11 +80,13 @@ class ReadQueue:
 class AskedReads:
     """The follower's side: reads that wait for the leader's word."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_number: int) -> None:
+        """``first_number`` is drawn anew for each process: an answer to its predecessor, which comes late, must not be taken
+        for one to it."""
         self._tokens: list[list[int]] = []
         self._numbers: list[int] = []
         self._new: list[int] = []
-        self._number = 0
+        self._number = first_number
         self.asked_s = 0.0
 
     @property
