@@ -8,7 +8,7 @@ from nearcast.simulation.runs import simulate
 from tests.simulation.owned_fabrics import owned_fabric
 
 #: Each of these once broke an invariant.
-FOUND = (2, 4, 59, 89, 117, 1001, 1009, 1121)
+FOUND = (2, 4, 59, 89, 117, 1001, 1009, 1121, 5037)
 
 
 @pytest.mark.parametrize("number", [*range(100, 120), *FOUND])

@@ -469,11 +469,11 @@ class Gateway(LinkUser):
     def tick(self, now: float) -> None:
         self.now = now
         for tunnel in list(self._greeting):
-            if now - tunnel.opened_at < self.limits.connect_timeout_seconds:
+            if now < tunnel.opened_at + self.limits.connect_timeout_seconds:
                 break
             tunnel.end("no CONNECT in time", now)
         for tunnel in list(self._waiting):
-            if now - tunnel.since < self.settings.patience_s:
+            if now < tunnel.since + self.settings.patience_s:
                 break
             self.stats.refused += 1
             tunnel.refuse(reasons.SERVER_UNAVAILABLE, "there is no broker", now)
@@ -492,7 +492,7 @@ class Gateway(LinkUser):
             if line.leaving and line.channels:
                 self._empty(line, now)
         for tunnel in list(self.tunnels):
-            if tunnel.state == RESUMING and now - tunnel.since >= self.settings.patience_s:
+            if tunnel.state == RESUMING and now >= tunnel.since + self.settings.patience_s:
                 self.stats.resume_failed += 1
                 tunnel.refuse(reasons.SERVER_UNAVAILABLE, "no broker went on with it in time", now)
         if not self.choice.governed and now >= self._reconsider_at:

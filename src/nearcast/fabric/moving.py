@@ -122,7 +122,7 @@ class Moves:
             while len(order.waiting) > busy and len(self.under_way) < self._at_once and order.next_at <= now:
                 line = self._gateway.lines.get(order.target)
                 if line is None:
-                    if now - order.since >= self._timeout_s or not self._gateway.reaches(order.target, now):
+                    if now >= order.since + self._timeout_s or not self._gateway.reaches(order.target, now):
                         self._give_up(order, f"{order.target} cannot be reached")
                     break
                 tunnel = order.waiting.popleft()
@@ -320,9 +320,9 @@ class Moves:
     def tick(self, now: float) -> None:
         """Give up what takes too long."""
         for move in list(self.under_way.values()):
-            if now - move.started_at >= self._timeout_s and move.phase == ASKED:
+            if now >= move.started_at + self._timeout_s and move.phase == ASKED:
                 self._finish(move, False, f"{move.origin.broker} was not ready in time", now)
-            elif move.phase >= SWITCHING and now - move.frozen_at >= self._timeout_s:
+            elif move.phase >= SWITCHING and now >= move.frozen_at + self._timeout_s:
                 if move.phase == SWITCHING and not move.adopted:
                     if move.adopting is not None:
                         move.adopting.close("took too long")
@@ -335,6 +335,8 @@ class Moves:
     def next_deadline(self) -> float:
         deadline = FOREVER
         for move in self.under_way.values():
+            if move.phase == READY:
+                continue  # it goes on with the client's next packet, not with time
             began = move.frozen_at if move.phase >= SWITCHING else move.started_at
             deadline = min(deadline, began + self._timeout_s)
         for order in self.orders:

@@ -127,6 +127,12 @@ class OwnedLedger(FabricLedger):
         if self._links_lost_s < 0.0:  # with a link goes what was on its way at QoS 0; the rest is owed, and looked at as such
             super()._check_complete()
 
+    def _check_last_retained(self) -> None:
+        if (
+            self._links_lost_s < 0.0 and not self._broker_died_s
+        ):  # else what comes late is ordered last, and retained (N9, N16)
+            super()._check_last_retained()
+
     def _check_calm(self) -> None:
         super()._check_calm()
         if self._links_lost_s < 0.0:
