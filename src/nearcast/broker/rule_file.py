@@ -1,5 +1,5 @@
-"""What a controller decided about topics, kept beside the journal: a fabric that is started again, without its controller or with
-one that has just begun, still knows which topics are of which class and which replica sets it has."""
+"""What a controller decided about topics, kept beside the journal: a fabric that is started again, with a controller that
+has just begun as well, still knows which topics are of which class and which replica sets it has."""
 
 from __future__ import annotations
 
