@@ -65,6 +65,12 @@ class SetNode(Node):
     def request_sync(self, set_name: str, ready: int) -> None:
         self._asked[set_name] = ready
 
+    def function_has_work(self, set_name: str, function: str) -> None:
+        """Tests ask for themselves."""
+
+    def functions_changed(self) -> None:
+        """Tests ask for themselves."""
+
     def close_log(self, set_name: str) -> None:
         """What is in memory stays."""
 

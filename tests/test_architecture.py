@@ -51,7 +51,7 @@ MACHINES = frozenset(
     },
 )
 PROCESSES = frozenset({"broker", "gateway", "controller"})
-BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile", "fabricconfig", "serving"}
+BELOW_PROCESSES = BASE | MACHINES | {"functions", "compiled", "configfile", "fabricconfig", "functionconfig", "serving"}
 LABORATORY = frozenset({"scenario", "recording", "load", "simulation", "emulation", "experiments"})
 BELOW_CLI = BELOW_PROCESSES | PROCESSES | LABORATORY | {"client", "bench", "pipeline"}
 HOT = frozenset({"mypy_extensions"})
@@ -60,6 +60,7 @@ TABLE: dict[str, Row] = {
     "errors": Row(third_party=frozenset({"msgspec"})),
     "config": Row(BASE | {"fabricconfig"}, third_party=frozenset({"msgspec"})),
     "fabricconfig": Row(third_party=frozenset({"msgspec"})),
+    "functionconfig": Row(third_party=frozenset({"msgspec"})),
     "configfile": Row(third_party=frozenset({"msgspec"})),
     "clock": Row(third_party=frozenset({"msgspec"})),
     "compiled": Row(first_party=frozenset()),
@@ -75,11 +76,11 @@ TABLE: dict[str, Row] = {
     "fabric": Row(
         BASE
         | {"fabricconfig", "mqtt", "topiclog", "raft", "chord", "groups", "membership", "placement", "coordinates"}
-        | {"telemetry"},
+        | {"telemetry", "functionconfig"},
         HOT | NUMERIC | {"msgspec"},
         pure=True,
     ),
-    "functions": Row(third_party=DECLARED),
+    "functions": Row(BASE | {"functionconfig"}, DECLARED),
     "serving": Row(BASE | {"mqtt", "fabricconfig"}, DECLARED),
     "broker": Row(BELOW_PROCESSES | {"recording", "scenario"}, DECLARED),
     "gateway": Row(BELOW_PROCESSES, DECLARED),

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from nearcast.functions.deployment import Function
+from nearcast.functionconfig import Function
 from nearcast.functions.runner import FunctionBroken, Message, MessageFailed, Runner
 from nearcast.functions.wire import Ask, Found, Output
 

@@ -207,6 +207,10 @@ class Links:
         self._hurried = True
         self._left.set()
 
+    async def stop_functions(self) -> None:
+        """End the processes of functions."""
+        await self.replicating.functions.close()
+
     async def say_goodbye(self) -> None:
         """Send away who is still here, and close every link, each once what was sent on it is out; relayed ones first."""
         waiting = sum(peer.session.queued_messages for peer in self.fabric.peers.values() if peer.up)
@@ -348,6 +352,7 @@ class Links:
             "brokers": brokers,
             "controller": None if self.registering is None else self.registering.health(),
             "sets": self.replicating.facts(),
+            "functions": self.replicating.functions.facts(),
             "others": [{"name": link.name, "role": link.role} for link in others],
         }
 

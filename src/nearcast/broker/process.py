@@ -185,6 +185,8 @@ class Broker:
             if handle.connection is not None:
                 self.engine.disconnect(handle.connection, reasons.SERVER_SHUTTING_DOWN, now)
         self.flush()
+        if self.links is not None:
+            await self.links.stop_functions()
         if self.links is not None and self._outbox.failed is None:
             self.links.leave()
         # With a journal that failed, what is held back must not leave, so there is nothing to wait for.

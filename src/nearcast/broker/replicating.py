@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nearcast.broker.running_functions import RunningFunctions
 from nearcast.broker.set_files import SetFiles
 from nearcast.errors import ConfigError, StorageUnavailable
 from nearcast.fabric.fabric import Fabric
@@ -53,6 +54,7 @@ class Replicating:
         self._sets = fabric.sets
         self._name = fabric.name
         self._flush = flush
+        self.functions = RunningFunctions(broker, fabric.sets, flush)
         self._replicas: dict[str, _Replica] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -172,6 +174,12 @@ class Replicating:
         self._sets.hosted.clear()
         for set_name in list(self._replicas):
             self.close_log(set_name)
+
+    def function_has_work(self, set_name: str, function: str) -> None:
+        self.functions.wake(set_name, function)
+
+    def functions_changed(self) -> None:
+        self.functions.review_soon()
 
     def close_log(self, set_name: str) -> None:
         replica = self._replicas.pop(set_name, None)

@@ -57,6 +57,9 @@ SUBCOMMANDS = (
     Subcommand("groups", "nearcast.cli.groups", "Show broadcast groups: who leads, who belongs to whom, how far."),
     Subcommand("class", "nearcast.cli.status", "Show or change which topics are of which class."),
     Subcommand("set", "nearcast.cli.sets", "Replica sets: brokers that keep durable topics together.", group=True),
+    Subcommand(
+        "function", "nearcast.cli.functions", "Deploy code that reacts to messages of replica sets, each once.", group=True
+    ),
     Subcommand("pub", "nearcast.cli.publish", "Publish messages."),
     Subcommand("sub", "nearcast.cli.subscribe", "Subscribe and show messages."),
     Subcommand(

@@ -26,6 +26,7 @@ from nearcast.controller.metrics import CONTENT_TYPE, render
 from nearcast.controller.tokens import Tokens
 from nearcast.fabric.classes import SET
 from nearcast.fabric.refusals import Refused
+from nearcast.functionconfig import Function
 
 if TYPE_CHECKING:
     from nearcast.controller.process import ControllerProcess
@@ -209,6 +210,28 @@ def build(process: ControllerProcess) -> Litestar:
         process.flush()
         return views.sets(controller)
 
+    @get(f"{PREFIX}/functions", summary="Functions that react to topics of replica sets", tags=["functions"])
+    async def functions() -> list[views.FunctionView]:
+        return views.functions(controller)
+
+    @post(f"{PREFIX}/functions", guards=[may_write], status_code=201, summary="Deploy a function", tags=["functions"])
+    async def deploy(data: JSONBody[Function]) -> views.FunctionView:
+        made = controller.deploy(data, now())
+        process.flush()
+        return next(view for view in views.functions(controller) if view.name == made.name)
+
+    @delete(
+        PREFIX + "/functions/{name:str}",
+        guards=[may_write],
+        status_code=200,
+        summary="Take a function out of service",
+        tags=["functions"],
+    )
+    async def remove_function(name: FromPath[str]) -> list[views.FunctionView]:
+        controller.remove_function(name, now())
+        process.flush()
+        return views.functions(controller)
+
     return Litestar(
         route_handlers=[
             healthz,
@@ -230,6 +253,9 @@ def build(process: ControllerProcess) -> Litestar:
             sets,
             create_set,
             remove_set,
+            functions,
+            deploy,
+            remove_function,
             *topic_api.handlers(process),
         ],
         middleware=[DefineMiddleware(BearerAuthentication, tokens=process.tokens, exclude="^/schema")],
@@ -245,5 +271,5 @@ def build(process: ControllerProcess) -> Litestar:
             ),
             security=[{"bearer": []}],
         ),
-        request_max_body_size=65_536,
+        request_max_body_size=1_048_576,
     )

@@ -181,6 +181,41 @@ def sets(controller: Controller) -> list[SetView]:
     ]
 
 
+class FunctionView(msgspec.Struct, kw_only=True):
+    """A deployed function; its code is not shown."""
+
+    name: str
+    topic: str
+    entry: str
+    version: int
+    native: bool
+    from_start: bool
+    timeout_seconds: float
+    retries: int
+    batch: int
+    bytes: int
+    """Of its code."""
+
+
+def functions(controller: Controller) -> list[FunctionView]:
+    """All functions, by name."""
+    return [
+        FunctionView(
+            name=each.name,
+            topic=each.topic,
+            entry=each.entry,
+            version=each.version,
+            native=each.native,
+            from_start=each.from_start,
+            timeout_seconds=each.timeout_seconds,
+            retries=each.retries,
+            batch=each.batch,
+            bytes=sum(map(len, each.files.values())),
+        )
+        for each in sorted(controller.rules.functions, key=lambda each: each.name)
+    ]
+
+
 class GroupMemberView(msgspec.Struct, kw_only=True):
     """A broker of a broadcast group, by its own report."""
 

@@ -112,6 +112,7 @@ class BrokerNode(Registrant):
                 {rule.topic_filter: rule.retention for rule in reversed(rules.rules) if rule.topic_class.startswith(SET)},
             )
             self._fabric.sets.replace(rules.sets, now)
+            self._fabric.sets.deploy(rules.functions)
             self.classes_fault = ""
             if self.on_rules is not None:
                 self.on_rules(rules)
@@ -127,7 +128,9 @@ class BrokerNode(Registrant):
             ClassRule(topic, topic_class, bounds.get(topic, 0.0), kept.get(topic, Retention()))
             for topic, topic_class in classes.rules
         ]
-        return ClassRules(classes.stamp, tuple(rules), tuple(self._fabric.sets.definitions.values()))
+        return ClassRules(
+            classes.stamp, tuple(rules), tuple(self._fabric.sets.definitions.values()), self._fabric.sets.functions
+        )
 
     def draining(self, draining: bool, now: float) -> None:
         self.is_draining = draining

@@ -33,6 +33,7 @@ from nearcast.fabric.links import Link
 from nearcast.fabric.owner_records import MigrateOrder, Owner, Owners
 from nearcast.fabric.parts import FOREVER, LinkUser
 from nearcast.fabricconfig import ReplicaSet
+from nearcast.functionconfig import Function
 from nearcast.membership.gossip import Gossip
 from nearcast.membership.monitoring import Measured, Monitor, MonitorSettings, Ordered
 from nearcast.mqtt import reasons
@@ -72,6 +73,8 @@ class ClassRules(msgspec.Struct, frozen=True):
     rules: tuple[ClassRule, ...] = ()
     sets: tuple[ReplicaSet, ...] = ()
     """Replica sets that rules of class ``set:NAME`` are about."""
+    functions: tuple[Function, ...] = ()
+    """What reacts to topics of replica sets."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,7 +19,7 @@ import msgspec
 from nearcast.config import Retention
 from nearcast.errors import RemoteProtocolError
 from nearcast.fabric import frames, links
-from nearcast.fabric.classes import OWNED, SET, class_fault
+from nearcast.fabric.classes import MAX_LEVELS, OWNED, SET, class_fault
 from nearcast.fabric.control import (
     Assignment,
     ClassRule,
@@ -42,11 +42,12 @@ from nearcast.fabric.set_choice import Placement, choose
 from nearcast.fabric.topic_manager import TopicManager
 from nearcast.fabric.topic_settings import TopicSettings
 from nearcast.fabricconfig import ReplicaSet
+from nearcast.functionconfig import Function
 from nearcast.membership.detector import Detector
 from nearcast.membership.monitoring import Acknowledged, Answered, Monitor, Ponged
 from nearcast.membership.packets import ACCEPTED
 from nearcast.mqtt import reasons
-from nearcast.mqtt.topics import covers
+from nearcast.mqtt.topics import covers, filter_fault
 from nearcast.placement.assignment import BrokerState, GatewayState, Network, Policy, ranking, reconfigure
 
 SOON_S: Final = 0.5
@@ -95,6 +96,8 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_SETS: Final = 1_000
+MAX_FUNCTIONS_BYTES: Final = 524_288
+"""Of the code of all functions, which every broker has."""
 
 
 class Controller(LinkUser):
@@ -539,11 +542,35 @@ class Controller(LinkUser):
         return self._change_rules(rules, now)
 
     def _change_rules(self, rules: tuple[ClassRule, ...], now: float) -> ClassRules:
-        return self._change(rules, self.rules.sets, now)
+        return self._change(msgspec.structs.replace(self.rules, rules=rules), now)
 
-    def _change(self, rules: tuple[ClassRule, ...], sets: tuple[ReplicaSet, ...], now: float) -> ClassRules:
-        self._adopt_rules(ClassRules(max(self.rules.stamp + 1, int(self.wall(now) * 1e6)), rules, sets))
+    def _change(self, rules: ClassRules, now: float) -> ClassRules:
+        stamp = max(self.rules.stamp + 1, int(self.wall(now) * 1e6))
+        self._adopt_rules(msgspec.structs.replace(rules, stamp=stamp))
         return self.rules
+
+    # --- functions ------------------------------------------------------------------------------------------------------
+
+    def deploy(self, function: Function, now: float) -> Function:
+        """A function reacts to topics of replica sets from now on. Deployed again, it goes on where it was."""
+        fault = filter_fault(function.topic, MAX_LEVELS)
+        if fault or function.topic.startswith(("$", "#", "+")):
+            raise Refused(f"function {function.name!r}: {fault or 'its topics must begin with a level of their own'}")
+        before = next((known for known in self.rules.functions if known.name == function.name), None)
+        version = 1 if before is None else before.version + 1
+        made = msgspec.structs.replace(function, version=version)
+        others = tuple(known for known in self.rules.functions if known.name != function.name)
+        if sum(len(content) for known in (*others, made) for content in known.files.values()) > MAX_FUNCTIONS_BYTES:
+            raise Refused(f"the code of all functions is at most {MAX_FUNCTIONS_BYTES:,} bytes: remove some first")
+        self._change(msgspec.structs.replace(self.rules, functions=(*others, made)), now)
+        return made
+
+    def remove_function(self, name: str, now: float) -> None:
+        """A function is not to run any more. How far it came stays known, for one of that name that is deployed later."""
+        others = tuple(known for known in self.rules.functions if known.name != name)
+        if len(others) == len(self.rules.functions):
+            raise Refused(f"there is no function {name!r}; `nearcast function list` shows those there are", missing=True)
+        self._change(msgspec.structs.replace(self.rules, functions=others), now)
 
     # --- replica sets ---------------------------------------------------------------------------------------------------
 
@@ -573,7 +600,7 @@ class Controller(LinkUser):
             made = ReplicaSet(name=name, members=chosen, preferred=preferred, write_quorum=write_quorum)
         except ValueError as error:
             raise Refused(f"replica set {name!r}: {error}") from error
-        self._change(self.rules.rules, (*self.rules.sets, made), now)
+        self._change(msgspec.structs.replace(self.rules, sets=(*self.rules.sets, made)), now)
         return made
 
     def remove_set(self, name: str, now: float) -> None:
@@ -584,7 +611,7 @@ class Controller(LinkUser):
         sets = tuple(known for known in self.rules.sets if known.name != name)
         if len(sets) == len(self.rules.sets):
             raise Refused(f"there is no replica set {name!r}; `nearcast set list` shows those there are", missing=True)
-        self._change(self.rules.rules, sets, now)
+        self._change(msgspec.structs.replace(self.rules, sets=sets), now)
 
     def _adopt_rules(self, rules: ClassRules) -> None:
         """Rules that are newer than ours, from a person or from a broker that has them from an earlier controller. Those of a

@@ -15,9 +15,11 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nearcast.errors import NotLeader, ProposalRefused
+from nearcast.errors import NotLeader, ProposalRefused, RecordUnavailable, RemoteProtocolError, StorageCorrupt
+from nearcast.fabric.classes import SET
 from nearcast.fabric.messages import Arrived
 from nearcast.fabric.set_cursors import publications
+from nearcast.fabric.set_functions import SetFunctions, is_outbox, posted
 from nearcast.fabric.set_readers import Readers
 from nearcast.mqtt.topics import is_string, topic_fault
 from nearcast.raft.node import RaftNode
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from nearcast.raft.messages import Message
     from nearcast.raft.ready import Ready
     from nearcast.raft.settings import RaftSettings
+    from nearcast.topiclog.batches import Record
+    from nearcast.topiclog.log import TopicLog
 
 SERVED: Final = "$served"
 """The mark that says up to where retained messages and shared subscriptions have had theirs."""
@@ -47,6 +51,13 @@ _MESSAGE_EXPIRY: Final = b"\x02"
 
 class SetLog(Log, Protocol):
     """The log of a replica, as the broker uses it."""
+
+    @property
+    def readable(self) -> TopicLog:
+        """The log as readers see it: what is committed."""
+
+    def flushed(self, number: int) -> None:
+        """The disk has what was written up to a Ready."""
 
     def write(self, ready: Ready) -> None:
         """Write what a Ready brings, in its order; raises :class:`~nearcast.errors.StorageUnavailable`. It is not flushed."""
@@ -115,7 +126,7 @@ class HostedSet:
         self._proposed: deque[_Proposed] = deque()
         self._uncommitted_bytes = 0
         self._refused: set[str] = set()
-        self._gaps: dict[str, float] = {}
+        self.functions = SetFunctions(self)
         self._max_topic_levels = sets.fabric.limits.max_topic_levels
         #: Counters since the start.
         self.entries = 0
@@ -141,7 +152,7 @@ class HostedSet:
         arrived = Arrived(content, now)
         publication = arrived.publication
         if not arrived.reliable:
-            if publication is not None and self._has_room():
+            if publication is not None and self.has_room():
                 self._add(source, publication, arrived.via, now)
             return
         key = producer(source, epoch)
@@ -150,7 +161,7 @@ class HostedSet:
             self.duplicates += arrived.count
             self._answer_again(source, key)
             return
-        if arrived.previous > received or not self._has_room():
+        if arrived.previous > received or not self.has_room():
             self._refused.add(source)
             return
         if publication is not None:
@@ -170,7 +181,8 @@ class HostedSet:
             received = self._received[key] = 0 if mark is None else mark.batch
         return received
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether more may be proposed now."""
         return self._uncommitted_bytes + self._writer.size < MAX_UNCOMMITTED_BYTES
 
     def _add(self, source: str, publication: Publication, publisher: str, now: float) -> None:
@@ -194,11 +206,56 @@ class HostedSet:
         if mark is not None:
             self._sets.tell_committed(source, self, mark.batch, {})
 
+    # --- what functions do ----------------------------------------------------------------------------------------------
+
+    def begin_group(self, now: float) -> EntryWriter:
+        """The entry that is being made, for things that belong together: they are added before anything else happens."""
+        if self._writer.size >= ENTRY_BYTES:
+            self._propose(now)
+        return self._writer
+
+    def time_us(self, now: float) -> int:
+        return max(int((now + self._engine.effects.wall_offset) * 1e6), 0)
+
+    def keeps(self, topic: bytes) -> bool:
+        """Whether this set keeps a topic."""
+        return self._sets.fabric.classes.class_of(topic) == SET + self.name
+
+    def topics(self) -> list[bytes]:
+        """All topics that have records here."""
+        return list(self.log.readable.topics)
+
+    def first_index(self, topic: bytes) -> int:
+        found = self.log.readable.topics.get(topic)
+        return 1 if found is None else found.first_index
+
+    def last_index(self, topic: bytes) -> int:
+        """Of the last committed record of a topic; 0: there is none."""
+        found = self.log.readable.topics.get(topic)
+        return 0 if found is None else found.committed_index - 1
+
+    def record(self, topic: bytes, index: int) -> Record:
+        """A committed record; raises :class:`~nearcast.errors.RecordUnavailable`."""
+        found = self.log.readable.topics.get(topic)
+        if found is None:
+            raise RecordUnavailable(topic.decode("utf-8", "replace"), index, 1, 1)
+        return self.log.readable.get(found, index)
+
+    def last_record(self, topic: bytes) -> Record | None:
+        """The last committed record of a topic, if it has one."""
+        last = self.last_index(topic)
+        try:
+            return self.record(topic, last) if last else None
+        except (RecordUnavailable, StorageCorrupt):
+            return None
+
     # --- entries --------------------------------------------------------------------------------------------------------
 
     def _propose(self, now: float) -> None:
         """Make an entry of what gathered."""
         writer = self._writer
+        if self.functions.has_beginnings:
+            self.functions.beginnings(writer)
         if not writer.items and not self._upto:
             return
         for key, (_, last) in self._upto.items():
@@ -236,6 +293,8 @@ class HostedSet:
         self._received = {}
         self._proposed.clear()
         self._uncommitted_bytes = 0
+        if self.leads:
+            self.functions.begin()
 
     def _served_mark(self) -> int:
         mark = self.log.latest_mark(SERVED)
@@ -249,11 +308,12 @@ class HostedSet:
 
     def persisted(self, number: int, now: float) -> None:
         """Everything written up to a Ready is on disk."""
+        self.log.flushed(number)
         self.node.persisted(number, now)
 
     def settle(self, now: float) -> None:
         """After every event: propose what gathered, and carry out what the core wants."""
-        if self._writer.items or self._upto:
+        if self._writer.items or self._upto or (self.leads and self.functions.has_beginnings):
             self._propose(now)
         ready = self.node.ready()
         while ready is not None:
@@ -279,6 +339,8 @@ class HostedSet:
             self.leads = ready.leads
             self._forget_proposals()
             self.readers.clear()
+            if not self.leads:
+                self.functions.end()
             if self.leads:
                 self.served = max(self.served, self._served_mark())
                 self._refused.clear()
@@ -304,7 +366,7 @@ class HostedSet:
 
     def _let_go_on(self) -> None:
         """Those that were refused for want of room, or whose messages had a gap, begin behind what is committed."""
-        if not self._refused or not self._has_room():
+        if not self._refused or not self.has_room():
             return
         refused, self._refused = self._refused, set()
         for source in refused:
@@ -326,6 +388,10 @@ class HostedSet:
 
     def _serve_run(self, run: Run, now: float) -> None:
         self.committed_messages += run.count
+        for name in self.functions.committed(run.topic):
+            self._sets.function_has_work(self.name, name)
+        if is_outbox(run.topic):
+            self._empty(run, now)
         route = self._engine.router.route_for(run.topic)
         if not route.groups and not run.flags & RETAIN:
             return
@@ -334,6 +400,16 @@ class HostedSet:
                 self._engine.inbound.retain(publication, now)
             if route.groups:
                 self._engine.router.share(route, publication, now)
+
+    def _empty(self, run: Run, now: float) -> None:
+        """What functions published for topics that are kept elsewhere, or nowhere."""
+        for payload in run.payloads():
+            try:
+                message = posted(payload)
+                self._engine.inbound.check_topic(message.topic.encode("utf-8"))
+            except (ValueError, RemoteProtocolError):
+                continue
+            self._engine.publish(message.topic, message.payload, message.qos, message.retain, now)
 
     def tick(self, now: float) -> None:
         self.node.tick(now)

@@ -29,6 +29,7 @@ from nearcast.fabric.hosted_sets import HostedSet, SetLog
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.fabric.set_cursors import CURSOR_PREFIX, Cursors
 from nearcast.fabric.set_sessions import SET_PREFIX, SetSession, SetWatch
+from nearcast.functionconfig import Function
 from nearcast.mqtt.access import Peer as TransportPeer
 from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.records import Fields, blob, number
@@ -53,6 +54,12 @@ class SetDriver(Protocol):
 
     def open_log(self, definition: ReplicaSet, members: dict[int, str]) -> SetLog:
         """The log of a set that this broker is a member of, as the disk has it; a new one if there is none."""
+
+    def function_has_work(self, set_name: str, function: str) -> None:
+        """A function has messages to handle."""
+
+    def functions_changed(self) -> None:
+        """Other functions are to run here, or none."""
 
     def close_log(self, set_name: str) -> None:
         """A set is not hosted here any more. What is on disk stays."""
@@ -102,6 +109,7 @@ class ReplicaSets(Part):
         self.hosted: dict[str, HostedSet] = {}
         self.sessions: dict[str, SetSession] = {}
         self.cursors = Cursors(fabric)
+        self.functions: tuple[Function, ...] = ()
         self.driver: SetDriver | None = None
         self.looped: list[bytes] = []
         self._leads: dict[str, _Lead] = {}
@@ -153,6 +161,20 @@ class ReplicaSets(Part):
                 self._host(definition, now)
             self.session(definition.name)
 
+    def deploy(self, functions: tuple[Function, ...]) -> None:
+        """These functions react to topics of sets from now on."""
+        if functions == self.functions:
+            return
+        self.functions = functions
+        for hosted in self.hosted.values():
+            hosted.functions.deploy(functions)
+        if self.driver is not None:
+            self.driver.functions_changed()
+
+    def function_has_work(self, set_name: str, function: str) -> None:
+        if self.driver is not None:
+            self.driver.function_has_work(set_name, function)
+
     def _host(self, definition: ReplicaSet, now: float) -> None:
         driver = self.driver
         if driver is None:
@@ -169,6 +191,7 @@ class ReplicaSets(Part):
             now,
         )
         hosted.node.set_priority(1 if definition.preferred == self.fabric.name else 0, now)
+        hosted.functions.deploy(self.functions)
         self.hosted[definition.name] = hosted
 
     # --- routes ---------------------------------------------------------------------------------------------------------
@@ -273,6 +296,8 @@ class ReplicaSets(Part):
 
     def led_by(self, hosted: HostedSet, now: float) -> None:
         """A replica here knows of another leader, or that there is none."""
+        if self.driver is not None:
+            self.driver.functions_changed()
         if hosted.leads:
             for peer in self.fabric.peers.values():
                 self._tell_leader(peer.name, hosted)

@@ -14,6 +14,7 @@ from nearcast.raft.entries import DATA, Entry, HardState, Snapshot
 from nearcast.raft.storage import Recovered
 from nearcast.raft.terms import TermRuns
 from nearcast.topiclog.entries import Item, Run, decode
+from nearcast.topiclog.log import TopicLog
 from nearcast.topiclog.marks import Mark
 from nearcast.topiclog.replica import ReplicaLog
 
@@ -54,8 +55,14 @@ class ReplicaSetLog:
         self._recent: deque[_Recent] = deque()
         self._recent_bytes = 0
         self._known: dict[int, tuple[list[bytes], list[Item]]] = {}
+        self._written: deque[tuple[int, int]] = deque()
         self._committed_marks: dict[str, Mark] = {}
         self._uncommitted_marks: deque[tuple[int, list[Mark]]] = deque()
+
+    @property
+    def readable(self) -> TopicLog:
+        """The log as readers see it: what is committed."""
+        return self.log.log
 
     # --- what the core asks ---------------------------------------------------------------------------------------------
 
@@ -93,7 +100,19 @@ class ReplicaSetLog:
     def write(self, ready: Ready) -> None:
         if ready.hard_state is not None:
             self._state.store(ready.hard_state)
-        entries = ready.entries
+        self._write(ready.entries)
+        self._written.append((ready.number, self.log.last_index))
+
+    def flushed(self, number: int) -> None:
+        """The disk has what was written up to a Ready."""
+        written = self._written
+        last_index = 0
+        while written and written[0][0] <= number:
+            last_index = written.popleft()[1]
+        if last_index:
+            self.log.flushed(min(last_index, self.log.last_index))
+
+    def _write(self, entries: list[Entry]) -> None:
         if not entries:
             return
         log = self.log

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from nearcast.errors import NearcastError
-from nearcast.functions.deployment import Function
+from nearcast.functionconfig import Function
 from nearcast.functions.wire import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,

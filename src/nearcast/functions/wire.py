@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from nearcast.functions.deployment import Function
+from nearcast.functionconfig import Function
 
 LENGTH_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 67_108_864

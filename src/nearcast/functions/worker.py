@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import msgspec
 
+from nearcast.functionconfig import Function
 from nearcast.functions.context import FunctionContext
-from nearcast.functions.deployment import Function
 from nearcast.functions.wire import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,

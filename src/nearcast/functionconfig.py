@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-MAX_SOURCE_BYTES: Final = 1_048_576
+MAX_SOURCE_BYTES: Final = 262_144
+"""Of one function. All brokers have the code of all functions."""
 MAX_FILES: Final = 200
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
