@@ -56,8 +56,6 @@ class ReplicaSetLog:
         self._recent_bytes = 0
         self._known: dict[int, tuple[list[bytes], list[Item]]] = {}
         self._written: deque[tuple[int, int]] = deque()
-        self._committed_marks: dict[str, Mark] = {}
-        self._uncommitted_marks: deque[tuple[int, list[Mark]]] = deque()
 
     @property
     def readable(self) -> TopicLog:
@@ -70,7 +68,6 @@ class ReplicaSetLog:
         state = self._state.load()
         log = self.log
         log.recover(state.commit)
-        self._committed_marks = dict(log.log.marks)
         found = log.terms()
         base_index, base_term = found[0]
         terms = TermRuns(base_index, base_term)
@@ -131,13 +128,10 @@ class ReplicaSetLog:
         self.log.cut(last_index)
         while self._recent and self._recent[-1].index > last_index:
             self._recent_bytes -= self._recent.pop().size
-        while self._uncommitted_marks and self._uncommitted_marks[-1][0] > last_index:
-            self._uncommitted_marks.pop()
 
     def _remember(self, entry: Entry, items: list[Item]) -> None:
         runs: list[Run] = []
         firsts: list[int] = []
-        marks: list[Mark] = []
         topics = self.log.log.topics
         following: dict[bytes, int] = {}
         for item in items:
@@ -149,22 +143,14 @@ class ReplicaSetLog:
                 following[item.topic] = first + item.count
                 runs.append(item)
                 firsts.append(first)
-            elif isinstance(item, Mark):
-                marks.append(item)
         self._recent.append(_Recent(entry.index, runs, firsts, entry.size))
         self._recent_bytes += entry.size
         while self._recent_bytes > RECENT_BYTES and len(self._recent) > 1:
             self._recent_bytes -= self._recent.popleft().size
-        if marks:
-            self._uncommitted_marks.append((entry.index, marks))
 
     def commit(self, index: int) -> None:
         """Readers see everything up to an entry."""
         self.log.commit(index)
-        uncommitted = self._uncommitted_marks
-        while uncommitted and uncommitted[0][0] <= index:
-            for mark in uncommitted.popleft()[1]:
-                self._committed_marks[mark.producer] = mark
 
     # --- what the broker asks -------------------------------------------------------------------------------------------
 
@@ -202,4 +188,4 @@ class ReplicaSetLog:
         return self.log.marks.get(producer)
 
     def committed_mark(self, producer: str) -> Mark | None:
-        return self._committed_marks.get(producer)
+        return self.log.log.marks.get(producer)

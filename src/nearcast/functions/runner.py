@@ -35,9 +35,6 @@ from nearcast.functions.wire import (
     to_broker,
 )
 
-INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
-"""What of the broker's environment a function sees: nothing that could be a secret."""
-
 PACKAGES: Final = Path(__file__).parent.parent.parent
 """Where this package is, for a process that begins elsewhere."""
 
@@ -108,8 +105,7 @@ class Runner:
         theirs_in, ours_out = os.pipe()
         loop = asyncio.get_running_loop()
         try:
-            environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-            environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGES), *map(os.path.abspath, _python_path())])
+            environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": _python_path()}
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -223,5 +219,6 @@ class Runner:
             await process.wait()
 
 
-def _python_path() -> list[str]:
-    return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+def _python_path() -> str:
+    """Where packages are for this process, in a form that holds elsewhere."""
+    return os.pathsep.join([str(PACKAGES), *(os.path.abspath(part) for part in sys.path if part)])
