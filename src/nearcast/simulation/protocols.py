@@ -11,6 +11,7 @@ from nearcast.errors import ConfigError
 from nearcast.simulation.invariants import Protocol
 
 BUILT_IN = {
+    "chord": "nearcast.simulation.chord:Chord",
     "fabric": "nearcast.simulation.fabric:Fabric",
     "groups": "nearcast.simulation.groups:Groups",
     "mqtt": "nearcast.simulation.mqtt:Mqtt",

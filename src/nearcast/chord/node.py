@@ -1,0 +1,518 @@
+"""A set's place on the ring, as one of its replicas sees it: what the driver talks to.
+
+Every replica of a set has one of these. All of them apply the set's log; the one that leads answers, asks and decides. A
+driver
+
+* gives it what arrives for the set (:meth:`RingNode.receive`), what the log commits (:meth:`RingNode.commit`), who leads
+  (:meth:`RingNode.lead`, :meth:`RingNode.follow`), and the time (:meth:`RingNode.tick` at :meth:`RingNode.next_deadline`);
+* does what it gets back, in order: :mod:`nearcast.chord.effects`. An entry may be applied before it is on this replica's disk,
+  if it is on those of a majority; what the driver sends for a leader rests on committed entries only.
+
+Nothing here is remembered over a restart but what the log and its snapshots hold.
+
+A set joins when it has seeds and leads nowhere (``join``), or founds a ring (``found``); it leaves by ``leave``. What lookups,
+joins, leaves and lost leaders look like step by step is in docs/concepts/lookup.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import msgspec
+
+from nearcast.chord import messages
+from nearcast.chord.commands import Apply, Begin, Change, Enter, Found, Mourn, Receive, Removed, Retire, Settled, Split
+from nearcast.chord.contacts import Contact
+from nearcast.chord.effects import FOREVER, Effect, Finished, Send
+from nearcast.chord.identifiers import identifier, packed, unpacked, within
+from nearcast.chord.messages import (
+    AnyBody,
+    Beat,
+    Chunk,
+    Copied,
+    Copy,
+    Depart,
+    Fetch,
+    Find,
+    Get,
+    Hints,
+    Join,
+    Joined,
+    Message,
+    NotLeader,
+    Round,
+    Route,
+    Value,
+    Write,
+    item_chunk,
+)
+from nearcast.chord.records import item
+from nearcast.chord.settings import RingSettings
+from nearcast.chord.stabilising import Stabilising
+from nearcast.chord.state import IN, JOINING, LEAVING, OUT, ReplicatedState, Result
+
+CHUNK_ITEMS = 1_024
+ESTATE_BATCH = 16
+
+
+class RingNode(Stabilising):
+    """See the module."""
+
+    def __init__(
+        self,
+        broker: str,
+        contact: Contact,
+        settings: RingSettings,
+        rng: random.Random,
+        now: float,
+        wall_offset: float = 0.0,
+        seeds: Iterable[Contact] = (),
+    ) -> None:
+        super().__init__(broker, contact, settings, rng, wall_offset)
+        self._seeds = tuple(one for one in seeds if one.name != contact.name)
+        self._wants_in = False
+        self._join_at = FOREVER
+        self._fetching = ""
+        self._fetched: list[Chunk] = []
+        self._finger_at = self._probe_at = self._hints_at = now
+        self._offering: dict[int, int] = {}
+        self.reset_copy()
+        self.reset_neighbours(now)
+
+    # --- what the driver says --------------------------------------------------------------------------------------------
+
+    def found(self, now: float) -> list[Effect]:
+        """Be the first set of a ring. For one set of a deployment, once."""
+        self.propose(Found(self.me(), self._new_life(now)), now=now)
+        return self.take()
+
+    def join(self, now: float) -> list[Effect]:
+        """Be on the ring, from now on, whatever happens."""
+        self._wants_in = True
+        self._join_at = now
+        return self.tick(now)
+
+    def leave(self, now: float) -> list[Effect]:
+        """Leave the ring in order. Done when ``state.phase`` is OUT; the last set stays."""
+        self._wants_in = False
+        if self.leads and self.state.phase == IN:
+            self.propose(Retire(), now=now)
+        return self.take()
+
+    def mourn(self, now: float) -> list[Effect]:
+        """Whatever was lost here will not come back: topics of which nothing is known do not exist."""
+        self.propose(Mourn(), now=now)
+        return self.take()
+
+    def lead(self, now: float) -> list[Effect]:
+        """This replica leads the set now, and has applied what was committed before."""
+        self._forget_all()
+        self.leads, self.leader = True, self.broker
+        self.reset_neighbours(now)
+        self._finger_at = self._probe_at = self._hints_at = now
+        return self.tick(now)
+
+    def follow(self, leader: str, now: float) -> list[Effect]:
+        """Another replica leads (or, with an empty name, nobody is known to)."""
+        if self.leads:
+            self._forget_all()
+        self.leads, self.leader = False, leader
+        return self.take()
+
+    def commit(self, entry: bytes, now: float) -> list[Effect]:
+        """An entry of the log is committed. On every replica, in the log's order, each once."""
+        self.apply(entry, now)
+        if self.leads:
+            self.copy(now)
+        return self.take()
+
+    def dropped(self, number: int, now: float) -> list[Effect]:
+        """A proposal will never be committed."""
+        self.drop(number, now)
+        return self.take()
+
+    def confirmed(self, number: int, now: float) -> list[Effect]:
+        """What a Confirm asked for holds."""
+        self.sure(number, now)
+        return self.take()
+
+    def restore(self, state: ReplicatedState) -> None:
+        """The state as a snapshot has it, in the place of what was applied so far."""
+        self.state = state
+
+    def receive(self, broker: str, message: Message, now: float) -> list[Effect]:
+        """A message for this set, or an answer to it."""
+        if not message.is_request:
+            if self.leads:
+                self._caller.receive(broker, message, now)
+        elif message.replica_set == self.contact.name:
+            if isinstance(message.body, Hints):
+                self._hinted(broker, message.body)
+            elif not self.leads:
+                self.answer(broker, message.number, NotLeader(self.leader))
+            else:
+                self._request(broker, message.number, message.body, now)
+        return self.take()
+
+    def unreachable(self, broker: str, now: float) -> list[Effect]:
+        """There is no way to a broker."""
+        self._caller.unreachable(broker, now)
+        return self.take()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        if self.leads:
+            self._caller.tick(now)
+            self.seeker.tick_requests(now)
+            if self.state.phase in (IN, LEAVING):
+                self.stabilise(now)
+                self.copy(now)
+                self._look_around(now)
+            elif self.state.phase == JOINING:
+                self._fetch(now)
+            elif self._wants_in and now >= self._join_at:
+                self._seek_place(now)
+        return self.take()
+
+    def next_deadline(self) -> float:
+        if not self.leads:
+            return FOREVER
+        phase = self.state.phase
+        own = FOREVER
+        if phase in (IN, LEAVING):
+            own = min(self.next_beat(), self._finger_at, self._probe_at, self._hints_at)
+        elif phase == OUT and self._wants_in:
+            own = self._join_at
+        return min(own, self._caller.next_deadline(), self.seeker.next_request())
+
+    def _forget_all(self) -> None:
+        self._caller.forget()
+        self._proposals.clear()
+        self._confirms.clear()
+        self._offering.clear()
+        self._fetching = ""
+        self.reset_copy()
+
+    def _new_life(self, now: float) -> int:
+        return max(self.wall_us(now), self.state.life + 1)
+
+    # --- requests --------------------------------------------------------------------------------------------------------
+
+    def _request(self, broker: str, number: int, body: AnyBody, now: float) -> None:
+        match body:
+            case Find():
+                found, contacts = self.route(unpacked(body.key), now)
+                self.answer(broker, number, Route(found, contacts[: messages.MAX_CONTACTS]))
+            case Beat():
+                self.on_beat(broker, number, body, now)
+            case Copy():
+                self._on_copy(broker, number, body, now)
+            case Get():
+                self._on_get(broker, number, body, now)
+            case Write():
+                self._on_write(broker, number, body, now)
+            case Join():
+                self._on_join(broker, number, body, now)
+            case Fetch():
+                self._on_fetch(broker, number, body)
+            case Depart():
+                self.on_depart(broker, number, body, now)
+            case Round():
+                self.on_round(broker, number, body, now)
+            case _:
+                pass  # decoding lets no other request through
+
+    def _on_get(self, broker: str, number: int, get: Get, now: float) -> None:
+        state = self.state
+        key = identifier(get.topic)
+        if not self._is_responsible(broker, number, key, now):
+            return
+
+        def sure(now: float) -> None:
+            if not state.owns(key) or not self.has_lease(now):
+                self.answer(broker, number, Value(messages.BUSY, None))
+                return
+            record = state.share.get(key)
+            outcome = messages.UNCERTAIN if record is None and state.lost_by(key) is not None else messages.DONE
+            # What is read must not be taken back: it has to be where the range goes if this set is lost.
+            self.when_copied(state.sequence, lambda now: self._reply(broker, number, key, Value(outcome, record), now), now)
+
+        self.confirm(sure)
+
+    def _on_write(self, broker: str, number: int, write: Write, now: float) -> None:
+        record = write.record
+        key = record.key
+        if not self._is_responsible(broker, number, key, now):
+            return
+        stamped = msgspec.structs.replace(write, stamp=self.wall_us(now))
+
+        def applied(result: Result | None, now: float) -> None:
+            if result is None or result.outcome == messages.BUSY:
+                self.answer(broker, number, Value(messages.BUSY, None))
+                return
+            value = Value(result.outcome, result.record)
+            self.when_copied(result.sequence, lambda now: self._reply(broker, number, key, value, now), now)
+
+        self.propose(Change(stamped), applied, now)
+
+    def _is_responsible(self, broker: str, number: int, key: int, now: float) -> bool:
+        """Whether this set may answer for a key; else it has said where to go, or that it has to be asked again."""
+        if not self.state.owns(key):
+            self.answer(broker, number, Route(*self.route(key, now)))
+            return False
+        if not self.has_lease(now):
+            self.answer(broker, number, Value(messages.BUSY, None))
+            return False
+        return True
+
+    def _reply(self, broker: str, number: int, key: int, value: Value, now: float) -> None:
+        if self.state.owns(key) and self.has_lease(now):
+            self.answer(broker, number, value)
+        else:
+            self.answer(broker, number, Value(messages.BUSY, None))
+
+    def _on_copy(self, broker: str, number: int, copy: Copy, now: float) -> None:
+        def applied(result: Result | None, now: float) -> None:
+            shadow = self.state.shadows.get(copy.sender)
+            have = -1 if shadow is None or shadow.life != copy.life else shadow.have
+            self.answer(broker, number, Copied(result is not None and result.done, have))
+
+        self.propose(Apply(copy), applied, now)
+
+    # --- joining ---------------------------------------------------------------------------------------------------------
+
+    def _seek_place(self, now: float) -> None:
+        """Who is our successor?"""
+        self._join_at = now + 3.0 * self.settings.failed_s
+        self.fingers.remember(self._seeds)
+
+        def found(contacts: tuple[Contact, ...], hops: int, now: float) -> None:
+            others = [contact for contact in contacts if contact.name != self.contact.name]
+            if others and self.state.phase == OUT:
+                self._ask_in(others[0], now)
+            else:
+                self._join_later(now)
+
+        self.seeker.lookup(self.contact.place, found, now, self.contact.name)
+
+    def _ask_in(self, successor: Contact, now: float) -> None:
+        life = self._new_life(now)
+
+        def answered(body: AnyBody | None, now: float) -> None:
+            if isinstance(body, Joined) and body.accepted and self.state.phase == OUT:
+                self.fingers.remember(body.contacts)
+                begin = Begin(self.me(), life, self.next_ones(list(body.contacts)))
+                self.propose(begin, lambda result, now: self._fetch(now), now)
+            else:
+                self._join_later(now)
+
+        self._caller.ask(successor, Join(self.me(), life), answered, now)
+
+    def _join_later(self, now: float) -> None:
+        self._join_at = now + self.settings.beat_s * (0.2 + 0.4 * self._rng.random())
+
+    def _on_join(self, broker: str, number: int, join: Join, now: float) -> None:
+        """A set wants to be our predecessor."""
+        state = self.state
+        is_again = state.predecessor is not None and state.predecessor.name == join.sender.name
+        may = self.has_lease(now) and state.owns(join.sender.place) and not state.reserved and not self._taking_over
+        if is_again and state.reserved and state.predecessor_life == join.life:
+            self.answer(broker, number, Joined(True, (self.me(), *state.successors)))
+            return
+        if not may or join.sender.name == self.contact.name:
+            self.answer(broker, number, Joined(False, ()))
+            return
+
+        def applied(result: Result | None, now: float) -> None:
+            accepted = result is not None and result.done
+            if accepted:
+                self._granted_at = now
+            self.answer(broker, number, Joined(accepted, (self.me(), *state.successors) if accepted else ()))
+
+        self.confirm(lambda now: self.propose(Split(join.sender, join.life), applied, now))
+
+    def _on_fetch(self, broker: str, number: int, fetch: Fetch) -> None:
+        """Records set aside; only once our own successor knows that they are not ours any more."""
+        state = self.state
+        former = state.predecessor
+        if former is None or former.name != fetch.sender or state.predecessor_life != fetch.life or not state.reserved:
+            self.answer(broker, number, Joined(False, ()))
+            return
+        if not self.is_copied(state.split_sequence):
+            return  # it asks again
+        shadow = state.shadows.get(fetch.of)
+        if shadow is None or shadow.have < 0:
+            self.answer(broker, number, Chunk(-1, 0, False, (), packed(0), (), 0, ()))
+            return
+        after = unpacked(fetch.after)
+        end = identifier(fetch.of)
+        behind = shadow.share.clockwise(after, CHUNK_ITEMS)
+        records = [(key, record) for key, record in behind if within(key, after, end)]
+        items = [item(key, record) for key, record in records]
+        fits = item_chunk(items)
+        more = fits < len(items) or (len(records) == CHUNK_ITEMS and records[-1][0] != end)
+        self.answer(
+            broker,
+            number,
+            Chunk(
+                shadow.have,
+                shadow.life,
+                more,
+                tuple(items[:fits]),
+                packed(shadow.low),
+                shadow.predecessors,
+                shadow.version,
+                shadow.lost,
+            ),
+        )
+
+    def _fetch(self, now: float) -> None:
+        """Get the next part of what is ours; then of the copy of the predecessor's."""
+        state = self.state
+        if self._fetching or state.phase != JOINING:
+            return
+        self._fetching = self.contact.name
+        self._fetched = []
+        self._fetch_part(self.contact.name, b"", now)
+
+    def _fetch_part(self, of: str, after: bytes, now: float) -> None:
+        state = self.state
+        fetch = Fetch(self.contact.name, state.life, of, after or packed(0))
+        if not after:
+            # From the lower end, which the first answer tells: from the own place on, all around, nothing is missed.
+            fetch = Fetch(self.contact.name, state.life, of, packed(identifier(of)))
+
+        def answered(body: AnyBody | None, now: float) -> None:
+            if state.phase != JOINING or state.life != fetch.life:
+                return
+            if isinstance(body, Chunk):
+                self._got(of, body, now)
+            elif isinstance(body, Joined) or body is None:
+                # The successor has changed its mind, or is gone: begin anew.
+                self._fetching = ""
+                self.propose(Removed(keep=False), None, now)
+                self._join_later(now)
+
+        self._caller.ask(state.successors[0], fetch, answered, now, self.settings.takeover_s)
+
+    def _got(self, of: str, chunk: Chunk, now: float) -> None:
+        is_own = of == self.contact.name
+        if is_own and chunk.sequence < 0:
+            self._fetching = ""
+            self.propose(Removed(keep=False), None, now)
+            self._join_later(now)
+            return
+        if chunk.items:
+            self.propose(Receive(is_own, chunk.items), None, now)
+        if chunk.more and chunk.items:
+            self._fetch_part(of, chunk.items[-1].key, now)
+        elif is_own:
+            self._fetched = [chunk]
+            self._fetch_part(chunk.predecessors[0].name, b"", now)
+        else:
+            own = self._fetched[0]
+            self.propose(
+                Enter(
+                    own.low,
+                    own.predecessors,
+                    own.sequence,
+                    own.version,
+                    own.lost,
+                    chunk.sequence,
+                    chunk.life,
+                    chunk.low,
+                    chunk.predecessors,
+                    chunk.version,
+                    chunk.lost,
+                ),
+                self._entered,
+                now,
+            )
+
+    def _entered(self, result: Result | None, now: float) -> None:
+        self._fetching = ""
+        self.reset_neighbours(now)
+        self.stabilise(now)
+
+    # --- looking around --------------------------------------------------------------------------------------------------
+
+    def _look_around(self, now: float) -> None:
+        settings = self.settings
+        if now >= self._finger_at:
+            self._finger_at = now + settings.finger_s
+            self._fix_finger(now)
+        if now >= self._probe_at:
+            self._probe_at = now + settings.probe_s * (0.5 + self._rng.random())
+            self._probe(now)
+        if now >= self._hints_at:
+            self._hints_at = now + settings.hints_s
+            self._hint()
+            self._offer(now)
+
+    def _fix_finger(self, now: float) -> None:
+        state = self.state
+        where = self.fingers.next_start(state.successors[0] if state.successors else None)
+        if where is None:
+            return
+        number, start = where
+
+        def found(contacts: tuple[Contact, ...], hops: int, now: float) -> None:
+            if contacts:
+                self.fingers.set(number, contacts[0])
+                self.fingers.remember(contacts)
+
+        self.seeker.lookup(start, found, now)
+
+    def _probe(self, now: float) -> None:
+        """Ask somebody from former days who comes behind us. If that is another than we think, we were two rings."""
+        contact = self.fingers.any_remembered()
+        if contact is None or self.state.phase != IN:
+            return
+        key = (self.state.place + 1) % (1 << 160)
+
+        def answered(body: AnyBody | None, now: float) -> None:
+            if isinstance(body, Route):
+                self.fingers.remember(body.contacts)
+                for one in (contact, *body.contacts):
+                    self._caller.trust(one.name)
+                    self.found_nearer(one, now)
+
+        self._caller.ask(contact, Find(packed(key)), answered, now)
+
+    def _hint(self) -> None:
+        known = (*self.fingers.contacts(), *self.fingers.remembered())[: messages.MAX_CONTACTS]
+        for replica in self.contact.replicas:
+            if replica != self.broker and known:
+                self._outgoing.append(Send(replica, Message(self.contact.name, 0, Hints(known))))
+
+    def _hinted(self, broker: str, hints: Hints) -> None:
+        if not self.leads and broker in self.contact.replicas:
+            self.fingers.hinted(hints.contacts)
+
+    def _offer(self, now: float) -> None:
+        """Give what we had when we were taken over without a copy to whoever has the topics now."""
+        state = self.state
+        if not state.estate or not self.has_lease(now) or self._offering:
+            return
+        for key, (source, record) in list(state.estate.items())[:ESTATE_BATCH]:
+            number = self.seeker.write(Write(record, messages.RESTORE, source=source), now)
+            self._offering[number] = key
+
+    def take(self) -> list[Effect]:
+        """What is to be done. Answers to this set's own requests stay here."""
+        effects = super().take()
+        if not self._offering:
+            return effects
+        settled = []
+        rest: list[Effect] = []
+        for effect in effects:
+            key = self._offering.pop(effect.number, None) if isinstance(effect, Finished) else None
+            if key is None:
+                rest.append(effect)
+            elif isinstance(effect, Finished) and isinstance(effect.answer, Value):
+                settled.append(packed(key))
+        if settled:
+            self.propose(Settled(tuple(settled)))
+            rest += super().take()
+        return rest
