@@ -81,10 +81,11 @@ class Successors(Command, tag=6, frozen=True):
 
 
 class Meet(Command, tag=7, frozen=True):
-    """Which replicas this set has, or its predecessor, and which life that one is in."""
+    """Which replicas the predecessor has, which life it is in, and who comes before it."""
 
     contact: Contact
     life: Number
+    predecessors: Contacts
 
 
 class Apply(Command, tag=8, frozen=True):

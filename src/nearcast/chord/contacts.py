@@ -37,6 +37,10 @@ class Contact(msgspec.Struct, frozen=True, array_like=True):
         """Whether both say the same, but for who leads."""
         return self.name == other.name and self.replicas == other.replicas
 
+    def is_exactly(self, other: Contact) -> bool:
+        """The same, in the same life."""
+        return self.is_as(other) and self.life == other.life
+
 
 def same(one: tuple[Contact, ...], other: tuple[Contact, ...]) -> bool:
     """Whether two lists name the same sets in the same order, with the same replicas."""

@@ -17,6 +17,7 @@ from nearcast.chord.state import IN, LEAVING
 
 CHUNK_ITEMS = 1_024
 MAX_WAITING = 20_000
+AGAIN_S = 0.1
 
 
 class Copying(Standing):
@@ -32,6 +33,8 @@ class Copying(Standing):
     _sweep_began = 0
     _sweep_context: Copy | None = None
     _copy_again_at = 0.0
+    _beat_at = 0.0
+    """When the next heartbeat is due."""
     lease_until = float("-inf")
 
     def reset_copy(self) -> None:
@@ -94,7 +97,9 @@ class Copying(Standing):
             elif isinstance(body, Copied):
                 if not body.taken:
                     self._swept = None
-                    self._copy_again_at = now + 0.1
+                    # It is about to have another predecessor: the next heartbeat says which.
+                    self._copy_again_at = now + AGAIN_S
+                    self._beat_at = min(self._beat_at, now + AGAIN_S)
                 elif message.swept is not None:
                     self._advance(message)
                 self.has_copy(successor.name, body.have, now)

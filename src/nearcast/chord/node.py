@@ -84,6 +84,8 @@ class RingNode(Stabilising):
 
     def found(self, now: float) -> list[Effect]:
         """Be the first set of a ring. For one set of a deployment, once."""
+        self._wants_in = True
+        self._join_at = now + 3.0 * self.settings.failed_s  # if it is removed one day, it joins
         self.propose(Found(self.me(), self._new_life(now)), now=now)
         return self.take()
 
@@ -317,6 +319,8 @@ class RingNode(Stabilising):
         state = self.state
         is_again = state.predecessor is not None and state.predecessor.name == join.sender.name
         may = self.has_lease(now) and state.owns(join.sender.place) and not state.reserved and not self._taking_over
+        # The successor must be able to take the news: one that has a joiner of its own is not, for a moment.
+        may = may and self.is_copied(0)
         if is_again and state.reserved and state.predecessor_life == join.life:
             self.answer(broker, number, Joined(True, (self.me(), *state.successors)))
             return
@@ -475,7 +479,6 @@ class RingNode(Stabilising):
             if isinstance(body, Route):
                 self.fingers.remember(body.contacts)
                 for one in (contact, *body.contacts):
-                    self._caller.trust(one.name)
                     self.found_nearer(one, now)
 
         self._caller.ask(contact, Find(packed(key)), answered, now)

@@ -69,6 +69,6 @@ class RingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blind_takeover_s(self) -> float:
-        """The same without a copy of the predecessor's state. Sets may have joined before it that nobody here has heard of:
-        each lost its lease one after the other, from the predecessor backwards."""
-        return self.takeover_s * (self.successors + 1)
+        """The same without a copy of the predecessor's state. A set may have joined before it that nobody here has heard of,
+        whose lease ends one lease after the predecessor's."""
+        return 2.0 * self.takeover_s

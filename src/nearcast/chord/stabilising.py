@@ -35,10 +35,10 @@ class Stabilising(Copying):
     """When this set may have vouched for its predecessor last."""
     _had_lease = False
     _without_since = 0.0
-    _beat_at = 0.0
     _beat_began_at: float | None = None
     _taking_over = False
     _is_listing = False
+    _is_trying = False
     _below: Contact | None = None
     """A set before the predecessor that took this one for its successor: nobody it can reach is in between."""
     _below_at = 0.0
@@ -55,7 +55,7 @@ class Stabilising(Copying):
         self._beat_at = now
         self._beat_began_at = None
         self._taking_over = False
-        self._is_listing = False
+        self._is_listing = self._is_trying = False
         self._below = None
         self._round_number = 0
         self._round_began_at = now
@@ -125,10 +125,28 @@ class Stabilising(Copying):
         if nearer is not None and nearer.name == self.contact.name:
             self.has_copy(successor.name, vouch.have, now)
         elif nearer is not None and between(nearer.place, state.place, successor.place) and not self.is_gone(nearer, now):
-            listed.insert(0, nearer)
+            self._try_nearer(nearer, now)
         if state.phase == LEAVING:
             self._depart(successor, now)
-        self._set_successors(listed, now)
+        if state.successors and state.successors[0].name == successor.name:
+            self._set_successors(listed, now)  # else a nearer one was found meanwhile
+
+    def _try_nearer(self, contact: Contact, now: float) -> None:
+        """Somebody is said to be between this set and its successor: it is the successor, if it answers."""
+        if self._is_trying:
+            return
+        self._is_trying = True
+        state = self.state
+
+        def answered(body: AnyBody | None, now: float) -> None:
+            self._is_trying = False
+            if isinstance(body, Vouch) and state.phase == IN:
+                self._set_successors([contact, *state.successors], now)
+            elif body is not None:
+                self._caller.suspect(contact.name, now + 2.0 * self.settings.beat_s)
+
+        beat = Beat(self.me(), state.life, state.sequence, state.predecessors[: state.chain])
+        self._caller.ask(contact, beat, answered, now)
 
     def _set_successors(self, listed: list[Contact], now: float) -> None:
         successors = self.next_ones(listed)
@@ -178,7 +196,7 @@ class Stabilising(Copying):
             return
         successors = [one for one in state.successors if not self.is_gone(one, now)]
         if not successors or between(contact.place, state.place, successors[0].place):
-            self._set_successors([contact, *successors], now)
+            self._try_nearer(contact, now)
 
     def _depart(self, successor: Contact, now: float) -> None:
         """Leaving in order: once the successor has everything, it takes over at once."""
@@ -207,21 +225,36 @@ class Stabilising(Copying):
         if former is None or former.name != beat.sender.name or state.predecessor_life not in (0, beat.life):
             self._beaten_by_other(broker, number, beat.sender, now)
             return
-        if state.predecessor_life == 0 or state.reserved or not former.is_as(beat.sender):
+        chain = self._chain(beat)
+        if state.predecessor_life == 0 or state.reserved or self._is_news(beat.sender, chain):
             was_sole = state.is_sole
 
             def met(result: Result | None, now: float) -> None:
                 if was_sole:
                     # Until now no other set could have a lease; from now on this one needs one, too.
                     self.lease_until = max(self.lease_until, now + self.settings.lease_s)
+                    self._beat_at = now
                 self._vouch_for(broker, number, beat, now)
 
-            self.propose(Meet(beat.sender, beat.life), met, now)
+            self.propose(Meet(beat.sender, beat.life, chain), met, now)
             return
         for name in state.shadows:
             if name != former.name:
                 self.propose(Forget(name))
         self._vouch_for(broker, number, beat, now)
+
+    def _chain(self, beat: Beat) -> tuple[Contact, ...]:
+        """Who comes before the predecessor, once around at most."""
+        chain: list[Contact] = []
+        for contact in beat.predecessors[: self.state.chain - 1]:
+            chain.append(contact)
+            if contact.name == self.contact.name:
+                break
+        return tuple(chain)
+
+    def _is_news(self, sender: Contact, chain: tuple[Contact, ...]) -> bool:
+        known, told = self.state.predecessors, (sender, *chain)
+        return len(known) != len(told) or not all(a.is_exactly(b) for a, b in zip(known, told, strict=True))
 
     def _vouch_for(self, broker: str, number: int, beat: Beat, now: float) -> None:
         """Answer the predecessor."""
@@ -243,12 +276,9 @@ class Stabilising(Copying):
     def _beaten_by_other(self, broker: str, number: int, sender: Contact, now: float) -> None:
         """By a set that is not the predecessor: somebody is in between; or its range is this set's by now, and it is out."""
         state = self.state
-        if state.owns(sender.place) and self.has_lease(now) and self.is_copied(state.sequence):
-            self.confirm(
-                lambda now: self.answer(
-                    broker, number, self._vouch(False, state.owns(sender.place) and self.has_lease(now), -1)
-                )
-            )
+        if state.owns(sender.place):
+            # It was taken over while its lease was over and this set had one. Whether this set has one still makes no difference.
+            self.confirm(lambda now: self.answer(broker, number, self._vouch(False, state.owns(sender.place), -1)))
             return
         if state.predecessor is not None and self._is_nearer_below(sender):
             self._below, self._below_at = sender, now
@@ -279,7 +309,9 @@ class Stabilising(Copying):
         settings = self.settings
         silent_s = now - self._granted_at
         if state.reserved:
-            if silent_s > settings.takeover_s:
+            # It has nothing yet as long as the own successor does not know. Two that wait for each other both give way.
+            has_nothing = not self.is_copied(state.split_sequence)
+            if silent_s > (settings.beat_s * (1.0 + self._rng.random()) if has_nothing else settings.takeover_s):
                 self.take_over(former, now)
             return
         if not has_lease and not self._is_abandoned(now):

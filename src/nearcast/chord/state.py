@@ -201,14 +201,16 @@ class ReplicatedState:
         if self.phase != OUT:
             return REFUSED
         self._reset()
-        self.me, self.life, self.phase = command.me, command.life, IN
+        self.me = msgspec.structs.replace(command.me, life=command.life)
+        self.life, self.phase = command.life, IN
         return self._done()
 
     def _begin(self, command: Begin) -> Result:
         if self.phase != OUT:
             return REFUSED
         self._reset()
-        self.me, self.life, self.phase = command.me, command.life, JOINING
+        self.me = msgspec.structs.replace(command.me, life=command.life)
+        self.life, self.phase = command.life, JOINING
         self.successors = command.successors
         return self._done()
 
@@ -279,7 +281,7 @@ class ReplicatedState:
         if not self.predecessors or self.predecessors[0].name == self.name:
             self.low, self.predecessors, self.successors = self.place, (), ()
         self.predecessors = self.predecessors[: self.chain]
-        self.predecessor_life = self.predecessors[0].life if self.predecessors else 0
+        self.predecessor_life = 0
         self.reserved = False
         self.shadows.clear()
         # The successor gets it all anew: what was added is not among the last changes.
@@ -289,12 +291,10 @@ class ReplicatedState:
 
     def _meet(self, command: Meet) -> Result:
         contact = msgspec.structs.replace(command.contact, life=command.life)
-        if contact.name == self.name:
-            self.me = contact
-        elif self.predecessor is not None and self.predecessor.name == contact.name:
+        if self.predecessor is not None and self.predecessor.name == contact.name:
             if self.predecessor_life not in (0, command.life):
                 return REFUSED
-            self.predecessors = (contact, *self.predecessors[1:])
+            self.predecessors = (contact, *command.predecessors)[: self.chain]
             self.predecessor_life = command.life
             self.reserved = False
             self._mutated()
