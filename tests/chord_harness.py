@@ -69,6 +69,8 @@ class Ring:
             node = self.add(name, replicas)
             if len(self.sets) == 1:
                 self.do(node, node.found(self.now))
+                for broker in self.sets[name][1:]:
+                    self.do(self.nodes[broker], self.nodes[broker].join(self.now))
             else:
                 for broker in self.sets[name]:
                     self.do(self.nodes[broker], self.nodes[broker].join(self.now))
@@ -186,7 +188,7 @@ class Ring:
                 state.low != before.state.place
                 or before.state.successors[0].name != node.contact.name
                 or not node.has_lease(self.now)
-                or not node.is_copied(state.sequence)
+                or not node.is_settled(state.sequence)
                 or state.reserved
             ):
                 return False

@@ -27,6 +27,8 @@ class Copying(Standing):
     """The successor that ``_copied`` is about."""
     _copied = -1
     """Up to which change the successor has this set's range."""
+    _settled = -1
+    """And up to which one its own successor knows how far that range goes."""
     _is_copying = False
     _swept: int | None = None
     """How far the sweep is, while there is one."""
@@ -39,7 +41,7 @@ class Copying(Standing):
 
     def reset_copy(self) -> None:
         self._holder = ""
-        self._copied = -1
+        self._copied = self._settled = -1
         self._is_copying = False
         self._swept = None
         self._waiting: list[tuple[int, Callable[[float], None]]] = []
@@ -55,20 +57,28 @@ class Copying(Standing):
         """Whether the successor knows this change; there is none that has to, as long as no other set can have a lease."""
         return self.state.is_sole or self._copied >= sequence
 
-    def when_copied(self, sequence: int, then: Callable[[float], None], now: float) -> None:
+    def is_settled(self, sequence: int) -> bool:
+        """Whether this change outlives the loss of this set, and the range is known to outlive that of its successor, too."""
+        return self.state.is_sole or self._settled >= sequence
+
+    def when_settled(self, sequence: int, then: Callable[[float], None], now: float) -> None:
         """Do something once this change is where it has to be. If it never gets there, neither is it done."""
-        if self.is_copied(sequence):
+        if self.is_settled(sequence):
             then(now)
         elif len(self._waiting) < MAX_WAITING:
             self._waiting.append((sequence, then))
             self.copy(now)
 
-    def has_copy(self, holder: str, have: int, now: float) -> None:
+    def has_copy(self, holder: str, have: int, settled: bool, now: float) -> None:
         """The successor said what it has."""
         if holder != self._holder:
-            self._holder, self._swept = holder, None
+            self._holder, self._swept, self._settled = holder, None, -1
         self._copied = have
-        if self._waiting:
+        if settled:
+            self._settled = have
+        else:
+            self._beat_at = min(self._beat_at, now + AGAIN_S)
+        if self._waiting and settled:
             waiting, self._waiting = self._waiting, []
             for sequence, then in waiting:
                 if sequence <= have:
@@ -102,7 +112,7 @@ class Copying(Standing):
                     self._beat_at = min(self._beat_at, now + AGAIN_S)
                 elif message.swept is not None:
                     self._advance(message)
-                self.has_copy(successor.name, body.have, now)
+                self.has_copy(successor.name, body.have, body.settled, now)
             else:
                 self._copied = -1  # the next heartbeat says what it has
 

@@ -103,11 +103,13 @@ class Beat(Body, tag=3, frozen=True):
 
 class Vouch(Body, tag=4, frozen=True):
     """``granted``: the lease is renewed. ``removed``: the sender is no part of the ring any more. ``have``: up to which change
-    the answering set has a copy of the sender's range, -1 if it has none."""
+    the answering set has a copy of the sender's range, -1 if it has none; ``settled``: and its own successor
+    knows how far that range goes."""
 
     granted: bool
     removed: bool
     have: Sequence
+    settled: bool
     predecessor: Contact | None
     successors: Contacts
 
@@ -164,10 +166,11 @@ class Copy(Body, tag=9, frozen=True):
 
 
 class Copied(Body, tag=10, frozen=True):
-    """``have``: as in a Vouch. ``taken``: what was sent is in the copy."""
+    """``have`` and ``settled``: as in a Vouch. ``taken``: what was sent is in the copy."""
 
     taken: bool
     have: Sequence
+    settled: bool
 
 
 class Depart(Body, tag=11, frozen=True):

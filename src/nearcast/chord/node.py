@@ -71,8 +71,9 @@ class RingNode(Stabilising):
     ) -> None:
         super().__init__(broker, contact, settings, rng, wall_offset)
         self._seeds = tuple(one for one in seeds if one.name != contact.name)
-        self._wants_in = False
+        self._wants_in = self._wants_out = False
         self._join_at = FOREVER
+        self._retire_at = now
         self._fetching = ""
         self._fetched: list[Chunk] = []
         self._finger_at = self._probe_at = self._hints_at = now
@@ -90,17 +91,23 @@ class RingNode(Stabilising):
         return self.take()
 
     def join(self, now: float) -> list[Effect]:
-        """Be on the ring, from now on, whatever happens."""
-        self._wants_in = True
+        """Be on the ring, from now on, whatever happens. To be told to all replicas of a set, as ``leave`` is."""
+        self._wants_in, self._wants_out = True, False
         self._join_at = now
         return self.tick(now)
 
     def leave(self, now: float) -> list[Effect]:
         """Leave the ring in order. Done when ``state.phase`` is OUT; the last set stays."""
-        self._wants_in = False
-        if self.leads and self.state.phase == IN:
-            self.propose(Retire(), now=now)
+        self._wants_in, self._wants_out = False, True
+        self._retire(now)
         return self.take()
+
+    def _retire(self, now: float) -> None:
+        """Asked for again and again, since a proposal may be lost with whoever led."""
+        is_on = self.leads and self.state.phase == IN and not self.state.is_alone
+        if is_on and self._wants_out and now >= self._retire_at:
+            self._retire_at = now + self.settings.failed_s
+            self.propose(Retire(), now=now)
 
     def mourn(self, now: float) -> list[Effect]:
         """Whatever was lost here will not come back: topics of which nothing is known do not exist."""
@@ -168,6 +175,7 @@ class RingNode(Stabilising):
             self._caller.tick(now)
             self.seeker.tick_requests(now)
             if self.state.phase in (IN, LEAVING):
+                self._retire(now)
                 self.stabilise(now)
                 self.copy(now)
                 self._look_around(now)
@@ -238,7 +246,7 @@ class RingNode(Stabilising):
             record = state.share.get(key)
             outcome = messages.UNCERTAIN if record is None and state.lost_by(key) is not None else messages.DONE
             # What is read must not be taken back: it has to be where the range goes if this set is lost.
-            self.when_copied(state.sequence, lambda now: self._reply(broker, number, key, Value(outcome, record), now), now)
+            self.when_settled(state.sequence, lambda now: self._reply(broker, number, key, Value(outcome, record), now), now)
 
         self.confirm(sure)
 
@@ -254,7 +262,7 @@ class RingNode(Stabilising):
                 self.answer(broker, number, Value(messages.BUSY, None))
                 return
             value = Value(result.outcome, result.record)
-            self.when_copied(result.sequence, lambda now: self._reply(broker, number, key, value, now), now)
+            self.when_settled(result.sequence, lambda now: self._reply(broker, number, key, value, now), now)
 
         self.propose(Change(stamped), applied, now)
 
@@ -277,8 +285,11 @@ class RingNode(Stabilising):
     def _on_copy(self, broker: str, number: int, copy: Copy, now: float) -> None:
         def applied(result: Result | None, now: float) -> None:
             shadow = self.state.shadows.get(copy.sender)
-            have = -1 if shadow is None or shadow.life != copy.life else shadow.have
-            self.answer(broker, number, Copied(result is not None and result.done, have))
+            if shadow is None or shadow.life != copy.life:
+                self.answer(broker, number, Copied(False, -1, False))
+                return
+            settled = shadow.have >= 0 and self.is_range_settled(copy.sender)
+            self.answer(broker, number, Copied(result is not None and result.done, shadow.have, settled))
 
         self.propose(Apply(copy), applied, now)
 
@@ -343,7 +354,7 @@ class RingNode(Stabilising):
         if former is None or former.name != fetch.sender or state.predecessor_life != fetch.life or not state.reserved:
             self.answer(broker, number, Joined(False, ()))
             return
-        if not self.is_copied(state.split_sequence):
+        if not self.is_settled(state.moved_sequence):
             return  # it asks again
         shadow = state.shadows.get(fetch.of)
         if shadow is None or shadow.have < 0:
@@ -471,7 +482,7 @@ class RingNode(Stabilising):
     def _probe(self, now: float) -> None:
         """Ask somebody from former days who comes behind us. If that is another than we think, we were two rings."""
         contact = self.fingers.any_remembered()
-        if contact is None or self.state.phase != IN:
+        if contact is None or self.state.phase not in (IN, LEAVING):
             return
         key = (self.state.place + 1) % (1 << 160)
 
@@ -504,16 +515,14 @@ class RingNode(Stabilising):
 
     def take(self) -> list[Effect]:
         """What is to be done. Answers to this set's own requests stay here."""
-        effects = super().take()
-        if not self._offering:
-            return effects
         settled = []
         rest: list[Effect] = []
-        for effect in effects:
-            key = self._offering.pop(effect.number, None) if isinstance(effect, Finished) else None
-            if key is None:
+        for effect in super().take():
+            if not isinstance(effect, Finished):
                 rest.append(effect)
-            elif isinstance(effect, Finished) and isinstance(effect.answer, Value):
+                continue
+            key = self._offering.pop(effect.number, None)
+            if key is not None and isinstance(effect.answer, Value):
                 settled.append(packed(key))
         if settled:
             self.propose(Settled(tuple(settled)))

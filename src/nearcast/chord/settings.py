@@ -66,9 +66,3 @@ class RingSettings(msgspec.Struct, frozen=True, kw_only=True):
     def takeover_s(self) -> float:
         """After its last grant, a set may take over its predecessor's range."""
         return self.lease_s * (1.0 + self.lease_margin)
-
-    @property
-    def blind_takeover_s(self) -> float:
-        """The same without a copy of the predecessor's state. A set may have joined before it that nobody here has heard of,
-        whose lease ends one lease after the predecessor's."""
-        return 2.0 * self.takeover_s

@@ -17,6 +17,7 @@ class ShadowSnapshot(msgspec.Struct, frozen=True, array_like=True):
     name: str
     life: int
     have: int
+    range_sequence: int
     low: bytes
     predecessors: tuple[Contact, ...]
     version: int
@@ -34,9 +35,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     predecessors: tuple[Contact, ...]
     predecessor_life: int
     reserved: bool
+    knows_second: bool
     successors: tuple[Contact, ...]
     sequence: int
-    split_sequence: int
+    moved_sequence: int
     version: int
     items: list[Item]
     tail: list[tuple[int, bytes, Record | None]]
@@ -63,9 +65,10 @@ def pack(state: ReplicatedState) -> bytes:
             state.predecessors,
             state.predecessor_life,
             state.reserved,
+            state.knows_second,
             state.successors,
             state.sequence,
-            state.split_sequence,
+            state.moved_sequence,
             state.version,
             _items(state.share),
             [(sequence, packed(key) if key >= 0 else b"", record) for sequence, key, record in state.tail],
@@ -85,13 +88,14 @@ def unpack(data: bytes) -> ReplicatedState:
     state = ReplicatedState(held.name, held.chain)
     state.me, state.phase, state.life, state.low = held.me, held.phase, held.life, unpacked(held.low)
     state.predecessors, state.predecessor_life, state.reserved = held.predecessors, held.predecessor_life, held.reserved
-    state.successors = held.successors
-    state.sequence, state.split_sequence, state.version = held.sequence, held.split_sequence, held.version
+    state.knows_second, state.successors = held.knows_second, held.successors
+    state.sequence, state.moved_sequence, state.version = held.sequence, held.moved_sequence, held.version
     _fill(state.share, held.items)
     state.tail.extend((sequence, unpacked(key) if key else -1, record) for sequence, key, record in held.tail)
     for one in held.shadows:
         shadow = state.shadows[one.name] = Shadow(one.name, one.life)
         shadow.have, shadow.low, shadow.predecessors = one.have, unpacked(one.low), one.predecessors
+        shadow.range_sequence = one.range_sequence
         shadow.version, shadow.lost = one.version, one.lost
         _fill(shadow.share, one.items)
     state.lost = held.lost
@@ -113,6 +117,7 @@ def _shadow(shadow: Shadow) -> ShadowSnapshot:
         shadow.name,
         shadow.life,
         shadow.have,
+        shadow.range_sequence,
         packed(shadow.low),
         shadow.predecessors,
         shadow.version,

@@ -123,7 +123,7 @@ class Stabilising(Copying):
         nearer = vouch.predecessor
         listed: list[Contact] = [successor, *vouch.successors]
         if nearer is not None and nearer.name == self.contact.name:
-            self.has_copy(successor.name, vouch.have, now)
+            self.has_copy(successor.name, vouch.have, vouch.settled, now)
         elif nearer is not None and between(nearer.place, state.place, successor.place) and not self.is_gone(nearer, now):
             self._try_nearer(nearer, now)
         if state.phase == LEAVING:
@@ -140,7 +140,7 @@ class Stabilising(Copying):
 
         def answered(body: AnyBody | None, now: float) -> None:
             self._is_trying = False
-            if isinstance(body, Vouch) and state.phase == IN:
+            if isinstance(body, Vouch) and state.phase in (IN, LEAVING):
                 self._set_successors([contact, *state.successors], now)
             elif body is not None:
                 self._caller.suspect(contact.name, now + 2.0 * self.settings.beat_s)
@@ -192,7 +192,9 @@ class Stabilising(Copying):
     def found_nearer(self, contact: Contact, now: float) -> None:
         """A set was heard of that may be the successor."""
         state = self.state
-        if state.phase != IN or state.is_alone or contact.name == self.contact.name or self.is_gone(contact, now):
+        if state.phase not in (IN, LEAVING) or state.is_alone or contact.name == self.contact.name:
+            return
+        if self.is_gone(contact, now):
             return
         successors = [one for one in state.successors if not self.is_gone(one, now)]
         if not successors or between(contact.place, state.place, successors[0].place):
@@ -225,8 +227,7 @@ class Stabilising(Copying):
         if former is None or former.name != beat.sender.name or state.predecessor_life not in (0, beat.life):
             self._beaten_by_other(broker, number, beat.sender, now)
             return
-        chain = self._chain(beat)
-        if state.predecessor_life == 0 or state.reserved or self._is_news(beat.sender, chain):
+        if state.predecessor_life == 0 or state.reserved or self._is_news(beat):
             was_sole = state.is_sole
 
             def met(result: Result | None, now: float) -> None:
@@ -236,24 +237,16 @@ class Stabilising(Copying):
                     self._beat_at = now
                 self._vouch_for(broker, number, beat, now)
 
-            self.propose(Meet(beat.sender, beat.life, chain), met, now)
+            self.propose(Meet(beat.sender, beat.life, beat.predecessors), met, now)
             return
         for name in state.shadows:
             if name != former.name:
                 self.propose(Forget(name))
         self._vouch_for(broker, number, beat, now)
 
-    def _chain(self, beat: Beat) -> tuple[Contact, ...]:
-        """Who comes before the predecessor, once around at most."""
-        chain: list[Contact] = []
-        for contact in beat.predecessors[: self.state.chain - 1]:
-            chain.append(contact)
-            if contact.name == self.contact.name:
-                break
-        return tuple(chain)
-
-    def _is_news(self, sender: Contact, chain: tuple[Contact, ...]) -> bool:
-        known, told = self.state.predecessors, (sender, *chain)
+    def _is_news(self, beat: Beat) -> bool:
+        """Whether the predecessor says something about itself, or about those before it, that is not known."""
+        known, told = self.state.predecessors, self.state.chained((beat.sender, *beat.predecessors))
         return len(known) != len(told) or not all(a.is_exactly(b) for a, b in zip(known, told, strict=True))
 
     def _vouch_for(self, broker: str, number: int, beat: Beat, now: float) -> None:
@@ -267,6 +260,8 @@ class Stabilising(Copying):
             still = state.predecessor is not None and state.predecessor.name == beat.sender.name
             have = self._have(beat)
             granted = still and not self._taking_over and have >= 0 and self.has_lease(now)
+            # That it is the predecessor, and how far its range goes, must outlive this set.
+            granted = granted and self.is_settled(state.moved_sequence) and self.is_range_settled(beat.sender.name)
             if granted:
                 self._granted_at = now
             self.answer(broker, number, self._vouch(granted, False, have))
@@ -277,7 +272,7 @@ class Stabilising(Copying):
         """By a set that is not the predecessor: somebody is in between; or its range is this set's by now, and it is out."""
         state = self.state
         if state.owns(sender.place):
-            # It was taken over while its lease was over and this set had one. Whether this set has one still makes no difference.
+            # It was taken over when its lease was over and this set had one. Whether it still has one is all the same.
             self.confirm(lambda now: self.answer(broker, number, self._vouch(False, state.owns(sender.place), -1)))
             return
         if state.predecessor is not None and self._is_nearer_below(sender):
@@ -288,10 +283,20 @@ class Stabilising(Copying):
         shadow = self.state.shadows.get(beat.sender.name)
         return -1 if shadow is None or shadow.life != beat.life else shadow.have
 
+    def is_range_settled(self, name: str) -> bool:
+        """Whether the own successor knows how far the predecessor's range goes."""
+        shadow = self.state.shadows.get(name)
+        if shadow is None:
+            return False
+        # Of two sets each is the other's successor: there is nobody else to tell.
+        successors = self.state.successors
+        return (bool(successors) and successors[0].name == name) or self.is_copied(shadow.range_sequence)
+
     def _vouch(self, granted: bool, removed: bool, have: int) -> Vouch:
         # One that has not entered yet is nobody's successor.
         former = None if self.state.reserved else self.state.predecessor
-        return Vouch(granted, removed, have, former, self.state.successors)
+        settled = former is not None and have >= 0 and self.is_range_settled(former.name)
+        return Vouch(granted, removed, have, settled, former, self.state.successors)
 
     def _is_nearer_below(self, contact: Contact) -> bool:
         """Whether a set before the predecessor is the nearest that was heard of."""
@@ -310,7 +315,7 @@ class Stabilising(Copying):
         silent_s = now - self._granted_at
         if state.reserved:
             # It has nothing yet as long as the own successor does not know. Two that wait for each other both give way.
-            has_nothing = not self.is_copied(state.split_sequence)
+            has_nothing = not self.is_settled(state.moved_sequence)
             if silent_s > (settings.beat_s * (1.0 + self._rng.random()) if has_nothing else settings.takeover_s):
                 self.take_over(former, now)
             return
@@ -320,7 +325,9 @@ class Stabilising(Copying):
         if shadow is not None and shadow.have >= 0 and shadow.life == state.predecessor_life:
             if silent_s > settings.takeover_s:
                 self.take_over(former, now)
-        elif silent_s > settings.blind_takeover_s:
+        elif silent_s > settings.takeover_s and len(state.predecessors) > 1 and state.knows_second:
+            self.take_over(former, now, state.predecessors[1].place, state.predecessors[1:])
+        elif self._is_abandoned(now):
             self._take_over_blindly(former, now)
 
     def _is_abandoned(self, now: float) -> bool:
@@ -328,7 +335,7 @@ class Stabilising(Copying):
         return bool(limit_s) and now - max(self._without_since, self._granted_at) > limit_s
 
     def _take_over_blindly(self, former: Contact, now: float) -> None:
-        """Without a copy nobody knows how far down the range went: to the nearest set that is known to be before it."""
+        """Nobody knows how far down the range went: to the nearest set that is known to be before it."""
         if not self.is_gone(former, now):
             self._caller.ask(former, Beat(self.me(), self.state.life, 0, ()), lambda body, now: None, now)
         below = list(self.state.predecessors[1:])
@@ -395,7 +402,9 @@ class Stabilising(Copying):
         former = state.predecessor
         is_ours = former is not None and former.name == asked.sender and state.predecessor_life in (0, asked.life)
         shadow = state.shadows.get(asked.sender)
-        if state.phase != IN or not is_ours or self._taking_over or state.reserved or not state.successors or shadow is None:
+        is_on = state.phase in (IN, LEAVING) and bool(state.successors)
+        is_on = is_on and self.is_settled(state.moved_sequence)
+        if not is_on or not is_ours or self._taking_over or state.reserved or shadow is None:
             self.answer(broker, number, Passed(False))
             return
 

@@ -1,13 +1,15 @@
 """What all replicas of a set hold alike: its place on the ring, its share of the directory, and a copy of its predecessor's.
 
 The state changes only by :meth:`ReplicatedState.apply`, with commands from the set's log, in their order. So a replica that
-becomes leader goes on where the one before stopped, and the ring does not notice (Canal §III-C). Three rules keep a key from
+becomes leader goes on where the one before stopped, and the ring does not notice (Canal §III-C). Four rules keep a key from
 having two owners:
 
 * A range changes hands by commands, not by pointers. ``(low, me]`` is this set's; ``low`` moves up only by :class:`Split`, for
   a set that joins, and down only by :class:`TakeOver`, of the predecessor.
 * Every change is counted by ``sequence``, and none is acknowledged before the successor holds it in *its* log, as a copy. It
   takes copies from its predecessor only: once it has taken over, nothing that the predecessor still does is acknowledged.
+* How far the predecessor's range goes is known to the successor's successor, too, before the predecessor hears that it is
+  copied: so it is known who comes next when two sets in a row are lost.
 * Whoever takes over with a copy has everything that was acknowledged. Without one (both sets were lost), the range is
   marked ``lost``: of a topic there, of which nothing is known, nobody claims that it does not exist.
 
@@ -40,7 +42,7 @@ from nearcast.chord.commands import (
     Successors,
     TakeOver,
 )
-from nearcast.chord.contacts import Contact
+from nearcast.chord.contacts import Contact, same
 from nearcast.chord.identifiers import between, identifier, packed, unpacked, within
 from nearcast.chord.messages import Copy, Write
 from nearcast.chord.records import Interval, Record, Share, cut, source
@@ -64,6 +66,8 @@ class Shadow:
         self.name = name
         self.life = life
         self.have = -1
+        self.range_sequence = 0
+        """Change of the set that holds the copy, which told its own successor how far this range goes."""
         self.low = 0
         self.predecessors: tuple[Contact, ...] = ()
         self.version = 0
@@ -104,14 +108,16 @@ class ReplicatedState:
         """The predecessor's range was set aside for it, and it has not shown that it has it: nobody ever vouched for it."""
         self.successors: tuple[Contact, ...] = ()
         self.sequence = 0
-        self.split_sequence = 0
-        """Of the last range set aside: nobody gets it before the successor knows."""
+        self.moved_sequence = 0
+        """Of the last change of the range: what it means for a predecessor, none gets before the successor knows."""
         self.version = 0
         self.share = Share()
         self.tail: deque[tuple[int, int, Record | None]] = deque(maxlen=TAIL)
         """(sequence, key, record or none) of the last changes, without gaps."""
         self.shadows: dict[str, Shadow] = {}
         """The predecessor's, and while a set joins, that of the one before."""
+        self.knows_second = False
+        """Whether it is certain who comes before the predecessor, also if that one is lost now."""
         self.lost: tuple[Interval, ...] = ()
         self.estate: dict[int, tuple[str, Record]] = {}
         """What this set held when it was removed from the ring, and has not offered to its heirs yet."""
@@ -133,6 +139,11 @@ class ReplicatedState:
 
     def owns(self, key: int) -> bool:
         return self.phase == IN and within(key, self.low, self.place)
+
+    def chained(self, contacts: tuple[Contact, ...]) -> tuple[Contact, ...]:
+        """Those before this set as it remembers them: once around at most, itself included."""
+        names = [contact.name for contact in contacts[: self.chain]]
+        return contacts[: names.index(self.name) + 1 if self.name in names else self.chain]
 
     def lost_by(self, key: int) -> str | None:
         """Whose records of this part of the circle were lost."""
@@ -228,7 +239,7 @@ class ReplicatedState:
             return REFUSED
         self.phase = IN
         self.low = unpacked(command.low)
-        self.predecessors = command.predecessors[: self.chain]
+        self.predecessors = self.chained(command.predecessors)
         self.sequence, self.version, self.lost = command.sequence, command.version, command.lost
         self.predecessor_life = command.copied_life
         shadow = self.shadows.pop("", None)
@@ -256,13 +267,13 @@ class ReplicatedState:
         self.shadows = {joiner.name: aside} if elder is None else {joiner.name: aside, elder.name: elder}
         self.lost = cut(self.lost, joiner.place, self.place)
         self.low = joiner.place
-        self.predecessors = (joiner, *before)[: self.chain]
+        self.predecessors = self.chained((joiner, *before))
         self.predecessor_life = command.life
         self.reserved = True
         if not self.successors:
             self.successors = (joiner,)
         self._mutated()
-        aside.have = self.split_sequence = self.sequence
+        aside.have = self.moved_sequence = self.sequence
         return self._done()
 
     def _take_over(self, command: TakeOver) -> Result:
@@ -271,21 +282,22 @@ class ReplicatedState:
             return REFUSED
         shadow = self.shadows.get(former.name)
         if shadow is not None and shadow.have >= 0 and shadow.life == command.life:
-            self.low, self.predecessors = shadow.low, shadow.predecessors
+            self.low, self.predecessors, self.knows_second = shadow.low, shadow.predecessors, True
             self.share.add(shadow.share.take(shadow.low, former.place))
             self.lost += shadow.lost
             self.version = max(self.version, shadow.version)
         else:
-            self.low, self.predecessors = unpacked(command.low), command.predecessors
+            self.low, self.predecessors, self.knows_second = unpacked(command.low), command.predecessors, False
             self.lost += (Interval(command.low, packed(former.place), source(former.name, former.life)),)
         if not self.predecessors or self.predecessors[0].name == self.name:
             self.low, self.predecessors, self.successors = self.place, (), ()
-        self.predecessors = self.predecessors[: self.chain]
+        self.predecessors = self.chained(self.predecessors)
         self.predecessor_life = 0
         self.reserved = False
         self.shadows.clear()
         # The successor gets it all anew: what was added is not among the last changes.
         self._mutated()
+        self.moved_sequence = self.sequence
         self.tail.clear()
         return self._done()
 
@@ -294,9 +306,10 @@ class ReplicatedState:
         if self.predecessor is not None and self.predecessor.name == contact.name:
             if self.predecessor_life not in (0, command.life):
                 return REFUSED
-            self.predecessors = (contact, *command.predecessors)[: self.chain]
+            self.predecessors = self.chained((contact, *command.predecessors))
             self.predecessor_life = command.life
             self.reserved = False
+            self.knows_second = True
             self._mutated()
         return self._done()
 
@@ -309,11 +322,12 @@ class ReplicatedState:
     def _reset(self) -> None:
         self.phase, self.life, self.low = OUT, 0, self.place
         self.predecessors, self.predecessor_life, self.reserved, self.successors = (), 0, False, ()
-        self.sequence = self.split_sequence = self.version = 0
+        self.sequence = self.moved_sequence = self.version = 0
         self.share = Share()
         self.tail.clear()
         self.shadows.clear()
         self.lost = ()
+        self.knows_second = False
 
     # --- the copy of the predecessor's range -----------------------------------------------------------------------------
 
@@ -331,8 +345,13 @@ class ReplicatedState:
         for item in copy.items:
             shadow.share.put(unpacked(item.key), item.record)
         if copy.until >= 0:
+            is_moved = shadow.low != unpacked(copy.low) or not same(shadow.predecessors[:1], copy.predecessors[:1])
             shadow.have, shadow.version, shadow.lost = copy.until, copy.version, copy.lost
             shadow.predecessors = copy.predecessors
+            if is_moved:
+                self.predecessors = self.chained((former, *copy.predecessors))
+                self._mutated()
+                shadow.range_sequence = self.sequence
             if shadow.low != unpacked(copy.low):
                 shadow.low = unpacked(copy.low)
                 shadow.share = shadow.share.take(shadow.low, former.place)

@@ -174,7 +174,7 @@ class AgreedLog:
 
     def _follow(self, host: Host, leader: str) -> None:
         replica = self._replicas.get(host.index)
-        if replica is not None and replica is host.node:
+        if replica is not None and _runs(host, replica):
             replica.follow(leader)
 
     def _tell(self, leader: Host) -> None:
@@ -184,11 +184,14 @@ class AgreedLog:
 
     def _catch_up(self, host: Host) -> None:
         replica = self._replicas.get(host.index)
-        if replica is None or replica is not host.node:
-            return
-        if not host.running:
+        if replica is None or not host.running or not _runs(host, replica):
             return
         while self._applied[host.index] < len(self.entries):
             entry = self.entries[self._applied[host.index]]
             self._applied[host.index] += 1
             replica.commit(entry)
+
+
+def _runs(host: Host, process: object) -> bool:
+    """Whether this is the host's process now, and not one before."""
+    return host.node is process

@@ -108,6 +108,8 @@ class ChordNode(Node):
         self._set.log.attach(self)
         if self._set.wanted:
             self.act(self.node.join(self.host.now))
+        else:
+            self.act(self.node.leave(self.host.now))  # it may have been asked to, and have died before it was done
         self.host.wake_at(self._next_at)
 
     def received(self, source: int, message: object) -> None:

@@ -52,14 +52,14 @@ BODIES: list[AnyBody] = [
     Find(KEY),
     Route(True, (CONTACT,)),
     Beat(CONTACT, 1, 2, (CONTACT,)),
-    Vouch(True, False, -1, None, (CONTACT,)),
-    Vouch(False, True, 5, CONTACT, ()),
+    Vouch(True, False, -1, False, None, (CONTACT,)),
+    Vouch(False, True, 5, True, CONTACT, ()),
     Join(CONTACT, 3),
     Joined(False, ()),
     Fetch("set-1", 3, "set-2", KEY),
     Chunk(4, 3, True, ITEMS, KEY, (CONTACT,), 9, LOST),
     Copy("set-1", 3, -1, 6, ITEMS, Interval(KEY, KEY), KEY, (CONTACT,), 9, LOST),
-    Copied(True, 6),
+    Copied(True, 6, True),
     Depart("set-1", 3, 6),
     Departed(True),
     Get("t/1"),
@@ -120,7 +120,7 @@ def test_changed_bytes_raise_remote_protocol_error_only() -> None:
 
 def test_an_answer_is_no_request() -> None:
     with pytest.raises(RemoteProtocolError):
-        decode(encode(Message("set-1", 1, Copied(True, 1))))
+        decode(encode(Message("set-1", 1, Copied(True, 1, True))))
     with pytest.raises(RemoteProtocolError):
         decode(encode(Message("", 1, Find(KEY))))
 

@@ -15,6 +15,7 @@ from nearcast.chord.messages import (
     MAX_CONTACTS,
     UNCERTAIN,
     VERSION,
+    AnyBody,
     Beat,
     Copy,
     Fetch,
@@ -203,7 +204,7 @@ def test_a_broken_link_is_not_waited_for() -> None:
     number = ring.client.get("t", ring.now)
     ring.client.unreachable(f"{owner}.0", ring.now)
     took_s = ring.until(lambda: number in ring.finished)
-    assert took_s < 0.2
+    assert took_s < 0.3
 
 
 # --- hostile and confused peers -------------------------------------------------------------------------------------------
@@ -219,19 +220,18 @@ def test_hostile_messages_change_nothing_and_nothing_grows() -> None:
         name = f"evil-{rng.randrange(10**9)}"
         evil = Contact(name, (name,))
         key = packed(rng.getrandbits(160))
-        body = rng.choice(
-            [
-                Beat(evil, rng.randrange(9), 3, (evil,)),
-                Copy(name, 1, -1, 5, (), None, key, (evil,), 1, ()),
-                Copy("b", 1, -1, 5, (), None, key, (evil,), 1, ()),
-                Fetch(name, 1, "b", key),
-                Round(name, number, "b", 1),
-                Find(key),
-                Hints((evil,) * MAX_CONTACTS),
-            ]
-        )
+        bodies: list[AnyBody] = [
+            Beat(evil, rng.randrange(9), 3, (evil,)),
+            Copy(name, 1, -1, 5, (), None, key, (evil,), 1, ()),
+            Copy("b", 1, -1, 5, (), None, key, (evil,), 1, ()),
+            Fetch(name, 1, "b", key),
+            Round(name, number, "b", 1),
+            Find(key),
+            Hints((evil,) * MAX_CONTACTS),
+        ]
+        body = rng.choice(bodies)
         ring.do(node, node.receive("mallory", Message("a", number, body), ring.now))
-        for answer in (Vouch(True, True, 5, evil, (evil,)), Route(True, (evil,))):
+        for answer in (Vouch(True, True, 5, True, evil, (evil,)), Route(True, (evil,))):
             ring.do(node, node.receive("mallory", Message("", rng.getrandbits(48), answer), ring.now))
     assert (node.state.low, node.state.predecessors, node.state.successors, len(node.state.share)) == before
     assert len(node.fingers.remembered()) <= MAX_REMEMBERED
