@@ -74,6 +74,7 @@ class RingNode(Stabilising):
         self._wants_in = self._wants_out = False
         self._join_at = FOREVER
         self._retire_at = now
+        self._fetched_by = now
         self._fetching = ""
         self._fetched: list[Chunk] = []
         self._finger_at = self._probe_at = self._hints_at = now
@@ -180,6 +181,8 @@ class RingNode(Stabilising):
                 self.copy(now)
                 self._look_around(now)
             elif self.state.phase == JOINING:
+                if now >= self._fetched_by:
+                    self._fetching = ""  # an answer or an entry was lost: begin anew
                 self._fetch(now)
             elif self._wants_in and now >= self._join_at:
                 self._seek_place(now)
@@ -192,6 +195,8 @@ class RingNode(Stabilising):
         own = FOREVER
         if phase in (IN, LEAVING):
             own = min(self.next_beat(), self._finger_at, self._probe_at, self._hints_at)
+        elif phase == JOINING:
+            own = self._fetched_by
         elif phase == OUT and self._wants_in:
             own = self._join_at
         return min(own, self._caller.next_deadline(), self.seeker.next_request())
@@ -389,6 +394,7 @@ class RingNode(Stabilising):
             return
         self._fetching = self.contact.name
         self._fetched = []
+        self._fetched_by = now + 2.0 * self.settings.takeover_s
         self._fetch_part(self.contact.name, b"", now)
 
     def _fetch_part(self, of: str, after: bytes, now: float) -> None:

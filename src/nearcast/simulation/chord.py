@@ -98,6 +98,7 @@ class ChordNode(Node):
         self._outgoing: list[Effect] = []
         self.seeker = Seeker(ring.ring_settings, rng, self._outgoing)
         self.seeker.meet(ring.seeds_of(None))
+        self._wanted = replica_set.wanted
         self._asked: dict[int, Asked] = {}
         self._seen: dict[str, int] = {}
         self._next_at = host.now + host.rng.random()
@@ -127,6 +128,8 @@ class ChordNode(Node):
 
     def woken(self) -> None:
         now = self.host.now
+        if self._wanted != self._set.wanted:
+            self.want(self._set.wanted)  # it stood still when that was said
         self.act(self.node.tick(now))
         self.seeker.tick(now)
         ring = self._ring
@@ -151,6 +154,7 @@ class ChordNode(Node):
 
     def want(self, wanted: bool) -> None:
         """Be on the ring, or not."""
+        self._wanted = wanted
         node = self.node
         self.act(node.join(self.host.now) if wanted else node.leave(self.host.now))
 
