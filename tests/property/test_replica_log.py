@@ -13,12 +13,14 @@ import pytest
 
 from nearcast.config import Retention
 from nearcast.errors import StorageUnavailable
+from nearcast.simulation.mqtt_topics import TopicDisk
 from nearcast.topiclog.entries import Deletion, EntryWriter, Item, Run, decode
 from nearcast.topiclog.log import Job
 from nearcast.topiclog.marks import Mark, remember
 from nearcast.topiclog.replica import ReplicaLog
 from nearcast.topiclog.storage import MemoryStorage
 from nearcast.topiclog.walking import CONFIGURATION, DATA
+from tests.unit.simulation.worlds import make_world
 
 NAMES = [b"a", b"b/c", b"sensors/1", b"sensors/2", b"rare"]
 NOOP = 3
@@ -64,14 +66,91 @@ class State:
         )
 
 
+class MemoryDisk:
+    """Files in memory, which lose their tails from any byte on that is not flushed, and get noise in its place."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.storage = MemoryStorage()
+
+    def fill(self) -> None:
+        self.storage.capacity_bytes = sum(map(len, self.storage.files.values())) + self.random.randrange(30)
+
+    def empty(self) -> None:
+        self.storage.capacity_bytes = 1 << 62
+
+    def flush(self) -> None:
+        pass
+
+    def lose_power(self, flushed_position: int) -> None:
+        lost = False
+        for name in sorted(name for name in self.storage.files if name.endswith(".log")):
+            sequence = int(name[:10])
+            data = self.storage.files[name]
+            begin = len(data)
+            if sequence > flushed_position >> 32:
+                begin = 0
+            elif sequence == flushed_position >> 32:
+                begin = min(flushed_position & 0xFFFFFFFF, begin)
+            if lost:
+                del data[0:]
+            elif begin < len(data):
+                kept = self.random.randrange(begin, len(data) + 1)
+                lost = kept < len(data)
+                del data[kept:]
+                if lost:
+                    data += self.random.choice([b"", b"\0" * 16, self.random.randbytes(self.random.randrange(60))])
+
+    def damage_indexes(self) -> None:
+        """Indexes are no more than a help."""
+        self.storage._views.clear()
+        if self.random.random() < 0.3:
+            for file in [file for file in self.storage.files if file.endswith(".index")]:
+                if self.random.random() < 0.5:
+                    del self.storage.files[file]
+                else:
+                    self.storage.files[file][self.random.randrange(len(self.storage.files[file]))] ^= 1
+
+
+class SimulatedDisk:
+    """A disk of the simulator: every file, and every name, keeps a prefix of what was not flushed."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.world = make_world(seed=random.randrange(1 << 30))
+        self.storage = TopicDisk(self.world.hosts[0].disk, "topics/")
+
+    def fill(self) -> None:
+        self.world.hosts[0].disk.full = True
+
+    def empty(self) -> None:
+        self.world.hosts[0].disk.full = False
+
+    def flush(self) -> None:
+        self.world.hosts[0].disk.sync()
+        self.world.run(self.world.now + 0.1)
+
+    def lose_power(self, flushed_position: int) -> None:
+        self.world.hosts[0].crash()
+        self.world.hosts[0].boot()
+        self.storage = TopicDisk(self.world.hosts[0].disk, "topics/")
+        for name in self.storage.names():
+            if name.endswith(".partial"):
+                self.storage.remove(name)
+
+    def damage_indexes(self) -> None:
+        pass
+
+
 class Replica:
     """One replica, and the list of entries that it has."""
 
-    def __init__(self, random: Random, name: str, segment_bytes: int) -> None:
+    def __init__(self, random: Random, name: str, segment_bytes: int, disk: MemoryDisk | SimulatedDisk) -> None:
         self.random = random
         self.name = name
         self.segment_bytes = segment_bytes
-        self.storage = MemoryStorage()
+        self.disk = disk
+        self.storage = disk.storage
         self.log = ReplicaLog(self.storage, segment_bytes, 100)
         self.log.recover(0)
         self.entries: list[Entry] = []
@@ -81,6 +160,8 @@ class Replica:
         self.committed = 0
         self.committed_once = 0
         self.job: Job | None = None
+        self.past: list[list[Entry]] = [[]]
+        """What the log was since it was last flushed: a power cut may bring any of that back, or the beginning of it."""
 
     # --- what a driver does ---
 
@@ -95,15 +176,16 @@ class Replica:
     def write(self) -> None:
         assert self.log.write() == len(self.entries)
         self.gathered = 0
+        self.past.append(self.entries.copy())
 
     def fail(self) -> None:
         """The disk is full."""
         if not self.gathered:
             return
-        self.storage.capacity_bytes = sum(map(len, self.storage.files.values())) + self.random.randrange(30)
+        self.disk.fill()
         with pytest.raises(StorageUnavailable):
             self.log.write()
-        self.storage.capacity_bytes = 1 << 62
+        self.disk.empty()
         del self.entries[len(self.entries) - self.gathered :]
         self.gathered = 0
         assert self.log.last_index == len(self.entries)
@@ -111,6 +193,8 @@ class Replica:
     def flush(self) -> None:
         self.flushed = len(self.entries) - self.gathered
         self.flushed_position = self.log.log.written_position
+        self.disk.flush()
+        self.past = [self.entries[: self.flushed]]
         self.log.flushed(self.flushed)
 
     def commit(self, index: int) -> None:
@@ -128,6 +212,7 @@ class Replica:
             self.gathered = min(self.gathered, 0)
         del self.entries[last_index:]
         del self.entries[self.log.last_index :]
+        self.past.append(self.entries.copy())
         self.flushed = min(self.flushed, last_index)
         self.flushed_position = min(self.flushed_position, self.log.log.written_position)
 
@@ -140,49 +225,42 @@ class Replica:
         self.log.close()
         self.open()
         assert self.log.last_index == len(self.entries)
+        self.past = [self.entries.copy()]
 
     def crash(self) -> None:
         """Lose the files' tails from any byte on that is not flushed."""
         del self.entries[len(self.entries) - self.gathered :]
         self.gathered = 0
-        lost = False
-        for name in sorted(name for name in self.storage.files if name.endswith(".log")):
-            sequence = int(name[:10])
-            data = self.storage.files[name]
-            begin = len(data)
-            if sequence > self.flushed_position >> 32:
-                begin = 0
-            elif sequence == self.flushed_position >> 32:
-                begin = min(self.flushed_position & 0xFFFFFFFF, begin)
-            if lost:
-                del data[0:]
-            elif begin < len(data):
-                kept = self.random.randrange(begin, len(data) + 1)
-                lost = kept < len(data)
-                del data[kept:]
-                if lost:
-                    data += self.random.choice([b"", b"\0" * 16, self.random.randbytes(self.random.randrange(60))])
+        self.disk.lose_power(self.flushed_position)
         self.open()
         assert self.log.last_index >= self.flushed
-        del self.entries[self.log.last_index :]
+        self.entries = self.found()
+        self.flushed = self.log.last_index
+        self.past = [self.entries.copy()]
+
+    def found(self) -> list[Entry]:
+        """What the log is now: the beginning of what it was at some time."""
+        last = self.log.last_index
+        base = self.log.base_index
+        stored = self.log.entries(base + 1, last, 1 << 30) if last > base else []
+        kept = [Entry(each.term, each.kind, each.pieces) for each in stored]
+        for past in reversed(self.past):
+            if past[base:last] == kept and len(past) >= last:
+                return past[:last]
+        raise AssertionError(f"{self.name} came back with entries that it never had together")
 
     def open(self) -> None:
-        if self.random.random() < 0.3:  # indexes are no more than a help
-            for file in [file for file in self.storage.files if file.endswith(".index")]:
-                if self.random.random() < 0.5:
-                    del self.storage.files[file]
-                else:
-                    self.storage.files[file][self.random.randrange(len(self.storage.files[file]))] ^= 1
+        self.disk.damage_indexes()
         self.job = None
-        self.storage._views.clear()
         before = {topic.name: topic.retention for topic in self.log.log.topics.values()}
-        self.log = ReplicaLog(self.storage, self.segment_bytes, 100)
         known = self.random.randrange(self.committed + 1)
+        self.storage = self.disk.storage
+        self.log = ReplicaLog(self.storage, self.segment_bytes, 100)
         self.log.recover(known)
+        self.disk.flush()
         assert known <= self.log.committed_index <= self.committed_once, "what was not committed is not shown"
         assert self.log.lost_index == 0
         self.committed = self.log.committed_index
-        self.flushed = self.log.last_index
         self.flushed_position = self.log.log.written_position
         for topic in self.log.log.topics.values():
             self.log.log.set_retention(topic, before.get(topic.name, Retention()))
@@ -281,10 +359,10 @@ def same_entries(mine: list[Entry], theirs: list[Entry]) -> int:
 class History:
     """One random history of a set."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
+    def __init__(self, seed: int, disk: type[MemoryDisk] | type[SimulatedDisk] = MemoryDisk) -> None:
+        self.random = random = Random(seed)
         sizes = self.random.sample([1_500, 2_500, 6_000, 1 << 20], 3)
-        self.replicas = [Replica(self.random, f"replica {at}", size) for at, size in enumerate(sizes)]
+        self.replicas = [Replica(random, f"replica {at}", size, disk(random)) for at, size in enumerate(sizes)]
         self.leader = self.replicas[0]
         self.committed: list[Entry] = []
         self.term = 1
@@ -380,12 +458,15 @@ class History:
                 random.choice([leader.retain, lambda: leader.collect(self.now_us), leader.finish, self.propose])()
         assert (installation.index, installation.term) == (index, sent[-1].term if sent else 0)
         replica.finish()
+        replica.disk.flush()
         replica.log.complete_installation()
         replica.entries = sent
         replica.committed = index
         replica.committed_once = max(index, replica.committed_once)
         replica.flushed = index
         replica.flushed_position = replica.log.log.written_position
+        replica.disk.flush()
+        replica.past = [sent.copy()]
         assert replica.log.base_index == replica.log.last_index == index
         replica.check()
 
@@ -445,9 +526,10 @@ class History:
         self.random.choice(self.replicas).check()
 
 
+@pytest.mark.parametrize("disk", [MemoryDisk, SimulatedDisk])
 @pytest.mark.parametrize("seed", range(60))
-def test_a_random_history(seed: int) -> None:
-    history = History(seed)
+def test_a_random_history(seed: int, disk: type[MemoryDisk] | type[SimulatedDisk]) -> None:
+    history = History(seed, disk)
     for _ in range(400):
         history.step()
     for replica in history.replicas:

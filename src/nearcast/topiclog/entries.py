@@ -23,11 +23,11 @@ from mypy_extensions import i64
 
 from nearcast.errors import LocalProtocolError, RemoteProtocolError
 from nearcast.topiclog.blocks import HEADER_BYTES, QOS_MASK, RETAIN, encode_body
-from nearcast.topiclog.marks import Mark, decode_mark, encode_mark
+from nearcast.topiclog.marks import RAFT, Mark, decode_mark, encode_mark
 
 FORMAT: Final = 1
 MAX_ENTRY_BYTES: Final = 1 << 28
-RESERVED_PRODUCERS: Final = "$raft"
+RESERVED_PRODUCERS: Final = RAFT
 """Producers with this beginning are the log's own."""
 
 _MALFORMED: Final = 0x81

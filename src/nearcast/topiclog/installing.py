@@ -18,14 +18,13 @@ from nearcast.topiclog.batches import Block, blocks
 from nearcast.topiclog.blocks import GROUPED, HEADER_BYTES
 from nearcast.topiclog.entries import Run
 from nearcast.topiclog.log import Job, TopicLog
-from nearcast.topiclog.marks import Mark, decode_marks
+from nearcast.topiclog.marks import RAFT, Mark, decode_marks
 from nearcast.topiclog.segments import parse_log_name
 from nearcast.topiclog.snapshots import BLOCKS, END, END_FIELDS, HEAD, HEAD_FIELDS, MARKS, TOPIC_FIELDS, TOPICS
 from nearcast.topiclog.storage import Storage
 from nearcast.topiclog.walking import (
     CONFIGURATIONS,
     NOOP,
-    RAFT,
     TERMS,
     encode_configurations,
     encode_terms,

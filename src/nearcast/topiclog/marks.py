@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+RAFT: Final = "$raft"
+"""The producer whose marks end entries of a replica's log: ``batch`` is the entry's index, ``part`` its term."""
 FORGOTTEN: Final = -1
 """The batch of a mark that says: do not remember this producer any more."""
 

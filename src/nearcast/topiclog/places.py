@@ -14,8 +14,9 @@ from typing import Final
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog.blocks import HEADER, HEADER_BYTES, LINK
 from nearcast.topiclog.catalog import Catalog
+from nearcast.topiclog.marks import RAFT
 from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment
-from nearcast.topiclog.walking import RAFT, mark_at
+from nearcast.topiclog.walking import mark_at
 
 SPACING_BYTES: Final = 262_144
 

@@ -11,7 +11,7 @@ from typing import Final
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog import indexes
 from nearcast.topiclog.catalog import OFFSET_BITS, Catalog
-from nearcast.topiclog.marks import Mark, remember
+from nearcast.topiclog.marks import RAFT, Mark, remember
 from nearcast.topiclog.retention import advance
 from nearcast.topiclog.runs import Part, Runs
 from nearcast.topiclog.segments import (
@@ -22,6 +22,7 @@ from nearcast.topiclog.segments import (
     linked_size,
     log_name,
     parse_log_name,
+    repeated_marks,
     scan,
 )
 from nearcast.topiclog.storage import Storage
@@ -113,10 +114,16 @@ class Recovery:
                 continue
             name = log_name(*found[place])
             size = linked_size(storage, log_name(*found[place + 1]))
-            end = scan(storage, name, is_last=False).end
-            if size < 0 or end < size:
+            scanned = scan(storage, name, is_last=False)
+            end = scanned.end
+            follows = _last_entry([mark for _, mark in scanned.marks]) == _last_entry(
+                repeated_marks(storage, log_name(*found[place + 1]))
+            )
+            if size < 0 or end < size or not follows:
                 if size >= 0:
                     reason = f"the last {size - end} bytes are missing; what was written behind them is left out"
+                    if end >= size:
+                        reason = "what is behind it was cut off, and is left out"
                     self._catalog.damage.append(StorageCorrupt(storage.path(name), end, reason, torn=True))
                 for later in reversed(found[place + 1 :]):
                     left_out = log_name(*later)
@@ -290,3 +297,12 @@ class Recovery:
         if floor > topic.first_index:
             advance(self._catalog, topic, min(floor, topic.next_index))
         topic.committed_index = topic.next_index
+
+
+def _last_entry(marks: list[Mark]) -> tuple[int, int]:
+    """Index and term of a replica's last entry among these; (0, 0) if there is none. A segment that was removed when the log
+    was cut may be there again after a power cut, behind one that has grown differently since."""
+    for mark in reversed(marks):
+        if mark.producer == RAFT:
+            return mark.batch, mark.part
+    return 0, 0

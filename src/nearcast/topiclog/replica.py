@@ -29,7 +29,7 @@ from nearcast.topiclog.divisions import Division
 from nearcast.topiclog.entries import Deletion, Item, Run, decode
 from nearcast.topiclog.installing import Installation, first_sequence
 from nearcast.topiclog.log import Job, Topic, TopicLog
-from nearcast.topiclog.marks import Mark, remember
+from nearcast.topiclog.marks import RAFT, Mark, remember
 from nearcast.topiclog.places import Places
 from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment
 from nearcast.topiclog.snapshots import CHUNK_BYTES, SnapshotSource
@@ -39,7 +39,6 @@ from nearcast.topiclog.walking import (
     CONFIGURATION,
     CONFIGURATIONS,
     DATA,
-    RAFT,
     TERMS,
     committed_by,
     contents_of,

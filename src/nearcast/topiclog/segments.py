@@ -285,3 +285,27 @@ def linked_size(storage: Storage, name: str) -> int:
         return -1
     fields = HEADER.unpack_from(head, 0)
     return int(fields[6]) if fields[2] == LINK else -1
+
+
+def repeated_marks(storage: Storage, name: str) -> list[Mark]:
+    """The marks that a segment begins with, as far as they are whole."""
+    data = storage.view(name, storage.size(name))
+    found: list[Mark] = []
+    at: i64 = SEGMENT_HEADER_BYTES
+    size: i64 = len(data)
+    left = -1
+    while left and not _problem_at(data, at, size):
+        fields = HEADER.unpack_from(data, at)
+        body_at = at + HEADER_BYTES + 4
+        if fields[2] == LINK:
+            left = fields[5]
+        elif left < 0 or fields[2] != MARK:
+            break
+        else:
+            left -= 1
+            try:
+                found.append(decode_mark(data[body_at : body_at + fields[9]]))
+            except ValueError:
+                break
+        at += fields[0]
+    return found

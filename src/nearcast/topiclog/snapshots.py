@@ -21,11 +21,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from nearcast.topiclog.catalog import Catalog
-from nearcast.topiclog.marks import Mark, encode_marks
+from nearcast.topiclog.marks import RAFT, Mark, encode_marks
 from nearcast.topiclog.reading import scan
 from nearcast.topiclog.sifting import sift
 from nearcast.topiclog.topics import Extents, Topic
-from nearcast.topiclog.walking import RAFT
 
 HEAD: Final = b"H"
 TOPICS: Final = b"T"

@@ -1,6 +1,6 @@
 """Entries of a replicated log in the bytes of its segments: where they are, and what they say.
 
-In a segment, an entry is the GROUPED blocks behind the entry before, and one MARK of :data:`RAFT` that ends them: its
+In a segment, an entry is the GROUPED blocks behind the entry before, and one MARK of ``RAFT`` that ends them: its
 ``batch`` is the entry's index, its ``part`` the term. Whatever else stands between, names of topics and what is repeated at
 the beginning of a segment, is the replica's own and in no entry. This module knows bytes; which segment, its caller does.
 """
@@ -16,11 +16,9 @@ from mypy_extensions import i64
 from nearcast.errors import StorageCorrupt
 from nearcast.topiclog.blocks import CHECKED_FROM, FLOOR, GROUPED, HEADER, HEADER_BYTES, LINK, MARK, RECORDS, TOPIC
 from nearcast.topiclog.entries import EntryWriter, Run
-from nearcast.topiclog.marks import Mark, decode_mark
+from nearcast.topiclog.marks import RAFT, Mark, decode_mark
 from nearcast.topiclog.topics import Topic
 
-RAFT: Final = "$raft"
-"""The producer whose marks end entries."""
 TERMS: Final = "$raft/terms"
 """The producer whose mark has in its body where terms begin."""
 COMMITTED: Final = "$raft/committed"

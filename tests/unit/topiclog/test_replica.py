@@ -107,6 +107,23 @@ def test_a_cut_takes_whole_segments_and_goes_on_in_the_one_before() -> None:
     assert payloads(log, 1, 2) == [b"1" * 600, b"2"]
 
 
+def test_a_segment_that_a_power_cut_brought_back_is_not_taken_for_the_next() -> None:
+    for payload in (b"a" * 600, b"b" * 900):  # as long as what was cut off, or longer
+        storage = MemoryStorage()
+        log = opened(storage, segment_bytes=900)
+        add(log, entry((b"t", b"1")))
+        add(log, entry((b"t", b"2" * 600)))
+        add(log, entry((b"t", b"3")))
+        removed = bytearray(storage.files["0000000002.log"])
+        log.cut(1)
+        add(log, entry((b"t", payload)), term=2)
+        storage.files["0000000002.log"] = removed
+        log = opened(storage)
+        assert (log.last_index, log.last_term) == (2, 2)
+        log.commit(2)
+        assert seen(log, b"t") == [b"1", payload]
+
+
 def test_marks_are_known_when_appended_and_gone_when_cut() -> None:
     log = opened(MemoryStorage())
     add(log, entry(marks=(Mark(producer="p", batch=1),)), entry(marks=(Mark(producer="p", batch=2),)))
