@@ -23,15 +23,15 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final
 
-from nearcast.errors import LocalProtocolError, StorageCorrupt
+from nearcast.errors import LocalProtocolError
 from nearcast.topiclog.catalog import OFFSET_BITS, OFFSET_MASK
-from nearcast.topiclog.divisions import Division
 from nearcast.topiclog.entries import Deletion, Item, Run, decode
 from nearcast.topiclog.installing import Installation, first_sequence
 from nearcast.topiclog.log import Job, Topic, TopicLog
 from nearcast.topiclog.marks import RAFT, Mark, remember
 from nearcast.topiclog.places import Places
-from nearcast.topiclog.segments import SEGMENT_HEADER_BYTES, Segment
+from nearcast.topiclog.remaking import StoredEntry, remake, uncommitted_tail
+from nearcast.topiclog.segments import Segment
 from nearcast.topiclog.snapshots import CHUNK_BYTES, SnapshotSource
 from nearcast.topiclog.storage import Storage
 from nearcast.topiclog.walking import (
@@ -41,16 +41,11 @@ from nearcast.topiclog.walking import (
     DATA,
     TERMS,
     committed_by,
-    contents_of,
     decode_configurations,
     decode_terms,
     encode_configurations,
     encode_terms,
     entry_mark,
-    find_entries,
-    kind_of,
-    make_again,
-    payload_of,
 )
 
 MAX_TERMS: Final = 1_000
@@ -58,20 +53,6 @@ MAX_TERMS: Final = 1_000
 MAX_CONFIGURATION_BYTES: Final = 262_144
 """The same, of configurations."""
 _NO_LIMIT: Final = 1 << 40
-
-
-class StoredEntry:
-    """An entry as it came. ``pieces`` are its payload."""
-
-    def __init__(self, index: int, term: int, kind: int, pieces: list[bytes]) -> None:
-        self.index = index
-        self.term = term
-        self.kind = kind
-        self.pieces = pieces
-        size = 0
-        for piece in pieces:
-            size += len(piece)
-        self.size = size
 
 
 class ReplicaLog:
@@ -174,44 +155,12 @@ class ReplicaLog:
 
     def _settle(self) -> None:
         """Find what is not committed yet: only what was, is there for readers."""
-        log = self.log
-        catalog = log.catalog
-        wanted = self.committed_index
-        first = self._places.segment_of(wanted + 1)
-        if first is None:
-            raise LocalProtocolError(f"the log does not have entry {wanted + 1}")
-        position = -1
-        time_us = 0
-        marks: dict[str, Mark] = {}
-        uncommitted: list[Division] = []
-        for segment in catalog.segments[catalog.segments.index(first) :]:
-            if not segment.size:
-                break  # it was just begun
-            path = self._storage.path(segment.name)
-            data = self._storage.view(segment.name, segment.size)
-            base = segment.sequence << OFFSET_BITS
-            start = self._places.start_of(segment)
-            for entry in find_entries(data, SEGMENT_HEADER_BYTES, segment.size, start, path):
-                self._places.note(segment.sequence, entry.index, entry.begin)
-                if entry.index <= wanted:
-                    continue
-                if position < 0:
-                    position = base + entry.begin
-                    before = contents_of(data, SEGMENT_HEADER_BYTES, entry.begin, path)
-                    time_us = before.time_us
-                    for mark in before.marks:
-                        remember(marks, mark)
-                found = contents_of(data, entry.begin, entry.end, path)
-                topics = [catalog.numbered[number] for number in found.numbers]
-                floors = [(catalog.numbered[number], floor) for number, floor in found.floors]
-                end = base + entry.end
-                uncommitted.append(
-                    Division(end, topics, found.first_indexes, found.next_indexes, found.marks, floors, found.time_us)
-                )
-                self._positions.append(end)
-        if len(self._positions) != self.last_index - wanted:
-            raise LocalProtocolError(f"entries {wanted + 1} to {self.last_index} are not all in the log")
-        log.settle(position, uncommitted, marks, time_us)
+        tail = uncommitted_tail(self.log.catalog, self._places, self.committed_index)
+        if len(tail.divisions) != self.last_index - self.committed_index:
+            raise LocalProtocolError(f"entries {self.committed_index + 1} to {self.last_index} are not all in the log")
+        for division in tail.divisions:
+            self._positions.append(division.position)
+        self.log.settle(tail.position, tail.divisions, tail.marks, tail.time_us)
 
     def close(self) -> None:
         """Write down what spares the next opening to read the newest segment; all was flushed by now."""
@@ -253,51 +202,12 @@ class ReplicaLog:
         found: list[StoredEntry] = []
         left = max_bytes
         while first <= last and (left > 0 or not found):
-            more = self._entries_of_one(first, last, left)
+            more = remake(self.log.catalog, self._places, first, last, left)
             found += more
             first += len(more)
             for entry in more:
                 left -= entry.size
         return found
-
-    def _entries_of_one(self, first: int, last: int, max_bytes: int) -> list[StoredEntry]:
-        """The same, of one segment and one piece of it."""
-        segment = self._places.segment_of(first)
-        if segment is None:
-            raise LocalProtocolError(f"no segment has entry {first}")
-        path = self._storage.path(segment.name)
-        index, begin = self._places.near(segment, first)
-        size = max(max_bytes, 65_536)
-        numbered = self.log.catalog.numbered
-        while True:
-            size = min(size, segment.size - begin)
-            data = memoryview(self._storage.read(segment.name, begin, size))
-            found = find_entries(data, 0, len(data), index - 1, path)
-            for entry in found:
-                self._places.note(segment.sequence, entry.index, begin + entry.begin)
-            if found and found[-1].index >= first:
-                break
-            if begin + size >= segment.size:
-                raise StorageCorrupt(path, begin, f"entry {first} is not there")
-            if found:
-                index, begin = found[-1].index + 1, begin + found[-1].end
-            else:
-                size *= 4
-        entries: list[StoredEntry] = []
-        left = max_bytes
-        for entry in found:
-            if entry.index < first:
-                continue
-            if entry.index > last or (entries and left <= 0):
-                break
-            kind = kind_of(entry.mark)
-            pieces = [payload_of(entry.mark)]
-            if kind == DATA:
-                pieces = make_again(data, entry.begin, entry.end, numbered, path)
-            stored = StoredEntry(entry.index, entry.term, kind, pieces)
-            left -= stored.size
-            entries.append(stored)
-        return entries
 
     # --- writing --------------------------------------------------------------------------------------------------------
 

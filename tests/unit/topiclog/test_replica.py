@@ -7,7 +7,7 @@ import pytest
 from nearcast.config import Retention
 from nearcast.errors import LocalProtocolError, RemoteProtocolError, StorageCorrupt, StorageUnavailable
 from nearcast.topiclog.entries import EntryWriter, Run, decode
-from nearcast.topiclog.installing import BEGINNING
+from nearcast.topiclog.installing import BEGINNING, Installation
 from nearcast.topiclog.marks import FORGOTTEN, Mark
 from nearcast.topiclog.replica import ReplicaLog
 from nearcast.topiclog.storage import MemoryStorage
@@ -478,6 +478,11 @@ def test_a_crash_right_after_the_exchange_finds_the_new_log() -> None:
     assert "0000000001.log" not in storage.files
 
 
+def take_all(installation: Installation, chunks: list[bytes]) -> None:
+    for chunk in chunks:
+        installation.take(chunk)
+
+
 def test_chunks_that_make_no_sense_are_refused() -> None:
     source = shrunk(MemoryStorage())
     chunks = list(source.snapshot(500).chunks())
@@ -485,12 +490,10 @@ def test_chunks_that_make_no_sense_are_refused() -> None:
         for changed in (chunks[at][:-1], b"?", b"", chunks[at] + b"x"):
             installation = opened(MemoryStorage()).install(None)
             with pytest.raises(RemoteProtocolError):
-                for chunk in [*chunks[:at], changed, *chunks[at + 1 :]]:
-                    installation.take(chunk)
+                take_all(installation, [*chunks[:at], changed, *chunks[at + 1 :]])
     installation = opened(MemoryStorage()).install(None)
     with pytest.raises(RemoteProtocolError):
-        for chunk in [*chunks[:2], *chunks[3:]]:
-            installation.take(chunk)
+        take_all(installation, [*chunks[:2], *chunks[3:]])
 
 
 def test_where_the_log_begins_is_checked() -> None:
