@@ -212,13 +212,13 @@ class EntryWriter:
     def finish(self) -> list[bytes]:
         """The entry in pieces, of which large payloads are some as they are."""
         head = _HEAD.pack(FORMAT, self._count)
-        if self._small:
-            self._pieces.append(b"".join(self._small))
-            self._small = []
         pieces = self._pieces
         if not pieces:
-            return [head]
+            return [b"".join([head, *self._small])]
         pieces[0] = head + pieces[0]
+        if self._small:
+            pieces.append(b"".join(self._small))
+            self._small = []
         return pieces
 
 
