@@ -84,6 +84,10 @@ class Run:
         settings = SETTINGS
         if self.is_fickle and rng.random() < 0.5:
             settings = msgspec.structs.replace(SETTINGS, max_append_bytes=1)  # one entry in each message
+        self.is_parting = self.is_fickle and rng.random() < 0.4
+        """And nothing else happens: what only partings show is not drowned by other faults."""
+        if self.is_parting:
+            settings = msgspec.structs.replace(SETTINGS, max_append_bytes=1)
         self.cluster = Cluster(seed, count, settings, min(write_quorum, count), node_class)
         cluster = self.cluster
         cluster.validates = seed % 8 == 0
@@ -99,7 +103,12 @@ class Run:
             cluster.at(rng.random() * 0.2, Client(self, number).act)
         for replica in cluster.replicas.values():
             replica.flush_s = rng.choice((0.0005, 0.003, 0.02, 0.1 if self.is_fickle else 0.02))
-        cluster.at(0.2 + rng.random() * 0.3, self.fault)
+        if self.is_parting:
+            self.end_s = 2.0 * FAULTS_S
+            for replica in cluster.replicas.values():
+                replica.flush_s = rng.choice((0.003, 0.01, 0.03))
+        else:
+            cluster.at(0.2 + rng.random() * 0.3, self.fault)
         if self.is_fickle:
             cluster.on_leader.append(self._forsake_leader)
         elif rng.random() < 0.3:
@@ -254,7 +263,7 @@ class Run:
                     cluster.at(cluster.now + rng.random() * 0.2, lambda: self._crash(replica, rng.random() < 0.7))
                 cluster.at(cluster.now + 0.1 + rng.random() * 0.8, lambda: cluster.cuts.difference_update(cut))
 
-        cluster.at(cluster.now + rng.random() * rng.choice((0.002, 0.02)), forsake)
+        cluster.at(cluster.now + rng.random() * rng.choice((0.002, 0.02, 0.1)), forsake)
 
     # --- the end --------------------------------------------------------------------------------------------------------
 

@@ -316,6 +316,19 @@ def test_the_commit_index_goes_no_further_than_what_came() -> None:
     assert alone.node.commit == 1
 
 
+def test_the_commit_index_on_disk_covers_what_is_on_that_disk() -> None:
+    """Not in the paper: hard state and log are flushed apart. A commit index that a crash keeps, over a log that it takes back
+    to what was there before a cut, would make committed what never was."""
+    alone = Alone((1, 1, 1), term=1)
+    alone.node.step(Append(2, 1, 2, 1, 1, 3, _entries(2, 2, after=1)), 0.0)
+    alone.sent(flushes=False)
+    assert alone.node.commit == 3
+    assert alone.log.hard_state.commit <= 1
+    alone.flush()
+    alone.step(Append(2, 1, 2, 3, 2, 3, _entries(2, after=3)))
+    assert alone.log.hard_state.commit == 3
+
+
 def test_old_and_repeated_appends_change_nothing() -> None:
     """§5.3: "Raft RPCs are idempotent"; an old one must not cut what came after."""
     alone = Alone(term=1)

@@ -148,6 +148,9 @@ class Leading:
             progress.round_trips.measured(node.now - message.sent_s)
         progress.waiting = False
         self._acknowledged(progress, message.index)
+        if progress.state == PROBING and message.received >= progress.next - 1:
+            # It has what was asked, on a disk that takes its time: there is no need to wait for that, or to ask again.
+            progress.replicate(min(message.received, node.view.last_index))
         progress.lost(message.received, message.round)
         self._confirm_reads()
 

@@ -100,11 +100,11 @@ class Progress:
         self.next = max(next_index, self.match + 1)
         self._clear()
 
-    def replicate(self) -> None:
-        """The logs agree up to ``match``: stream."""
+    def replicate(self, received: int = 0) -> None:
+        """The logs agree up to ``match``, or (in memory) even up to ``received``: stream what is behind."""
         self.state = REPLICATING
         self.waiting = False
-        self.next = self.match + 1
+        self.next = max(self.match, received) + 1
         self._clear()
 
     def install(self, index: int) -> None:
