@@ -69,7 +69,7 @@ def test_help_of_a_job_names_its_options_and_ours(capsys: pytest.CaptureFixture[
 
 
 def test_a_job_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no job 'nonsense': there are evaluate, archive, sweep" in complaint(capsys, "nonsense")
+    assert "there is no job 'nonsense': there are evaluate, archive, telemetry, sweep" in complaint(capsys, "nonsense")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_by_file_beside_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("raft", "raft is neither fabric, groups, mqtt, probes nor `package.module:Class` nor `path/to/file.py:Class`"),
+        ("raft", "raft is neither chord, fabric, groups, mqtt, probes nor `package.module:Class` nor `path/to/file.py:Class`"),
         ("missing.py:Mine", "there is no file .*missing.py"),
         ("mine.py:Yours", "mine.py has no Yours"),
         ("mine.py:Other", "must be a subclass of nearcast.simulation.Protocol"),
