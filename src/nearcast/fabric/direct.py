@@ -94,6 +94,7 @@ class Direct:
         self.enabled = enabled
         self.topics: dict[bytes, TopicPath] = {}
         self.next_look = gateway.now + LOOK_S
+        self.max_packet_bytes: int = MAX_DIRECT_BYTES
         # Counters since the start.
         self.messages = 0
         self.sent_again = 0
@@ -320,7 +321,7 @@ class Direct:
             use = client.use_of(path.topic, now)
         line = self._line_of(path, now)
         mirror = tunnel.mirror
-        if mirror is None or not mirror.connected or mirror.no_local or size > MAX_DIRECT_BYTES or first & DUPLICATE:
+        if mirror is None or not mirror.connected or mirror.no_local or size > self.max_packet_bytes or first & DUPLICATE:
             line = None  # what is sent again is so because nobody answered, or because an owner left it to the home broker
         elif line is not None and line.name == upstream.broker and self._rests(path, use, line, now):
             line = None  # the owner is the home broker, and nothing is on its way there by others

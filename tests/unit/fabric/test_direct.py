@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nearcast.fabric import direct, direct_clients, frames
+from nearcast.fabric import direct_clients, frames
 from nearcast.fabric.audience import Audience
 from nearcast.fabric.crowds import Gathering
 from nearcast.fabric.direct_clients import DirectClient, puback
@@ -526,9 +526,9 @@ def test_a_large_packet_goes_in_pieces() -> None:
     assert story.at("b") == 3
 
 
-def test_a_very_large_packet_goes_home_and_those_behind_it_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "MAX_DIRECT_BYTES", 262_144)
+def test_a_very_large_packet_goes_home_and_those_behind_it_wait_for_it() -> None:
     story = Story()
+    story.host.machine.direct.max_packet_bytes = 262_144
     story.begin()
     large = b"l" * 300_000
     story.number += 1
@@ -541,9 +541,9 @@ def test_a_very_large_packet_goes_home_and_those_behind_it_wait_for_it(monkeypat
 
 
 # semantics: N7
-def test_a_very_large_packet_waits_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "MAX_DIRECT_BYTES", 262_144)
+def test_a_very_large_packet_waits_for_those_before_it() -> None:
     story = Story()
+    story.host.machine.direct.max_packet_bytes = 262_144
     story.go_direct()
     owner = story.host.streams["b"]
     story.mesh.streams.remove(owner)
