@@ -16,6 +16,7 @@ request        answer              about
 ``Get``        ``Value``, Route    read a topic's record
 ``Write``      ``Value``, Route    change it, or remove it, if a condition holds
 ``Round``      ``Passed``          nobody has a lease: is the ring whole?
+``Check``      ``Checked``         is the predecessor that the log names on the ring at all?
 ``Hints``      none                a leader to its followers: sets it knows
 =============  ==================  ==================================================================================
 
@@ -222,6 +223,16 @@ class Passed(Body, tag=18, frozen=True):
     done: bool
 
 
+class Check(Body, tag=19, frozen=True):
+    """From a set whose log has the addressee for its predecessor, and that does not hear it."""
+
+
+class Checked(Body, tag=20, frozen=True):
+    """``over``: the set is no part of a ring, and whatever it was in a former life it will not be again."""
+
+    over: bool
+
+
 AnyBody = (
     NotLeader
     | Find
@@ -242,9 +253,11 @@ AnyBody = (
     | Hints
     | Round
     | Passed
+    | Check
+    | Checked
 )
 
-REQUESTS: Final = (Find, Beat, Join, Fetch, Copy, Depart, Get, Write, Hints, Round)
+REQUESTS: Final = (Find, Beat, Join, Fetch, Copy, Depart, Get, Write, Hints, Round, Check)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):

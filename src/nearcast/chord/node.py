@@ -29,6 +29,8 @@ from nearcast.chord.identifiers import identifier, packed, unpacked, within
 from nearcast.chord.messages import (
     AnyBody,
     Beat,
+    Check,
+    Checked,
     Chunk,
     Copied,
     Copy,
@@ -235,6 +237,8 @@ class RingNode(Stabilising):
                 self.on_depart(broker, number, body, now)
             case Round():
                 self.on_round(broker, number, body, now)
+            case Check():
+                self.confirm(lambda now: self.answer(broker, number, Checked(self.state.phase == OUT)))
             case _:
                 pass  # decoding lets no other request through
 

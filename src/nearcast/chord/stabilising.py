@@ -24,7 +24,7 @@ from nearcast.chord.commands import Forget, Meet, Removed, Successors, TakeOver
 from nearcast.chord.contacts import Contact, same
 from nearcast.chord.copying import Copying
 from nearcast.chord.identifiers import CIRCLE, between, distance, identifier, packed, within
-from nearcast.chord.messages import AnyBody, Beat, Depart, Departed, Passed, Round, Route, Vouch
+from nearcast.chord.messages import AnyBody, Beat, Check, Checked, Depart, Departed, Passed, Round, Route, Vouch
 from nearcast.chord.state import IN, LEAVING, Result
 
 
@@ -42,6 +42,9 @@ class Stabilising(Copying):
     _below: Contact | None = None
     """A set before the predecessor that took this one for its successor: nobody it can reach is in between."""
     _below_at = 0.0
+    _checked_at = 0.0
+    _over: tuple[str, int, float] | None = None
+    """The predecessor, in a life that is over by its own word, and since when that is known."""
     _round_number = 0
     _round_began_at = 0.0
     takeovers = 0
@@ -57,6 +60,7 @@ class Stabilising(Copying):
         self._taking_over = False
         self._is_listing = self._is_trying = False
         self._below = None
+        self._over = None
         self._round_number = 0
         self._round_began_at = now
 
@@ -319,16 +323,35 @@ class Stabilising(Copying):
             if silent_s > (settings.beat_s * (1.0 + self._rng.random()) if has_nothing else settings.takeover_s):
                 self.take_over(former, now)
             return
-        if not has_lease and not self._is_abandoned(now):
+        if silent_s <= settings.takeover_s:
+            return
+        is_over = self._is_over(former, now)
+        if not has_lease and not is_over and not self._is_abandoned(now):
             return
         shadow = state.shadows.get(former.name)
         if shadow is not None and shadow.have >= 0 and shadow.life == state.predecessor_life:
-            if silent_s > settings.takeover_s:
-                self.take_over(former, now)
-        elif silent_s > settings.takeover_s and len(state.predecessors) > 1 and state.knows_second:
+            self.take_over(former, now)
+        elif len(state.predecessors) > 1 and state.knows_second:
             self.take_over(former, now, state.predecessors[1].place, state.predecessors[1:])
-        elif self._is_abandoned(now):
+        elif self._is_abandoned(now) or (is_over and self._over is not None and now - self._over[2] > settings.takeover_s):
             self._take_over_blindly(former, now)
+
+    def _is_over(self, former: Contact, now: float) -> bool:
+        """Whether the predecessor is on no ring any more, in no life that this set knows; it is asked now and then. What it says
+        about itself nobody's lease has to vouch for: so a ring of which nobody has one closes again."""
+        over = self._over
+        if over is not None and over[:2] == (former.name, self.state.predecessor_life):
+            return True
+        if now >= self._checked_at:
+            self._checked_at = now + self.settings.beat_s
+            life = self.state.predecessor_life
+
+            def answered(body: AnyBody | None, now: float) -> None:
+                if isinstance(body, Checked) and body.over and (self._over is None or self._over[:2] != (former.name, life)):
+                    self._over = (former.name, life, now)
+
+            self._caller.ask(former, Check(), answered, now)
+        return False
 
     def _is_abandoned(self, now: float) -> bool:
         limit_s = self.settings.abandon_s
@@ -365,7 +388,7 @@ class Stabilising(Copying):
         former = state.predecessor
         if former is None or former.name != depart.sender or state.predecessor_life != depart.life:
             owns = state.owns(identifier(depart.sender)) and self.has_lease(now)
-            self.answer(broker, number, Departed(owns))
+            self.answer(broker, number, Departed(owns and self.is_settled(state.moved_sequence)))
             return
         shadow = state.shadows.get(depart.sender)
         if shadow is None or shadow.have != depart.sequence or self._taking_over:
@@ -376,7 +399,11 @@ class Stabilising(Copying):
         def applied(result: Result | None, now: float) -> None:
             self._taking_over = False
             self._granted_at = now
-            self.answer(broker, number, Departed(result is not None and result.done))
+            if result is None or not result.done:
+                self.answer(broker, number, Departed(False))
+                return
+            # Whoever comes after this set has to know that the range is ours, before its former owner forgets what was in it.
+            self.when_settled(result.sequence, lambda now: self.answer(broker, number, Departed(True)), now)
             self.copy(now)
 
         self.propose(TakeOver(depart.sender, depart.life, packed(0), ()), applied)
