@@ -242,6 +242,10 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replica_sets: tuple[ReplicaSet, ...] = ()
     """Replica sets, the same at every broker."""
 
+    ring: bool = False
+    """Whether the replica sets form a ring that keeps a directory of topics. The same at every broker. Costs each set a small
+    message a second, and an entry of its log when its neighbours change."""
+
     groups: Groups = Groups()
     """Broadcast groups."""
 

@@ -14,7 +14,7 @@ import msgspec
 from nearcast.chord.identifiers import identifier
 
 MAX_NAME_CHARACTERS: Final = 128
-MAX_REPLICAS: Final = 9
+MAX_REPLICAS: Final = 15
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 MaybeName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]

@@ -337,8 +337,8 @@ class Stabilising(Copying):
             self._take_over_blindly(former, now)
 
     def _is_over(self, former: Contact, now: float) -> bool:
-        """Whether the predecessor is on no ring any more, in no life that this set knows; it is asked now and then. What it says
-        about itself nobody's lease has to vouch for: so a ring of which nobody has one closes again."""
+        """Whether the predecessor is on no ring any more; it is asked now and then. For what it says about itself nobody's
+        lease has to vouch: so a ring of which nobody has one closes again."""
         over = self._over
         if over is not None and over[:2] == (former.name, self.state.predecessor_life):
             return True

@@ -37,6 +37,7 @@ from nearcast.fabric.presence import Presence
 from nearcast.fabric.relaying import RELAY_NAME
 from nearcast.fabric.replica_sets import ReplicaSets
 from nearcast.fabric.replication import Replication
+from nearcast.fabric.ring import Ring
 from nearcast.fabric.routes import Routes
 from nearcast.fabric.set_sessions import SET_PREFIX
 from nearcast.fabric.sharing import Sharing
@@ -122,6 +123,7 @@ class Fabric(Linking):
         self.ownership.on_producer = self.hints.published
         self.sets = ReplicaSets(self, settings.replica_sets)
         self.classes.sets = self.sets
+        self.ring = Ring(self, settings.ring)
         self.broadcast.take_part()
         self.users[links.GATEWAY] = self.trunks
         self._begun = False

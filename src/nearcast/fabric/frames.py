@@ -113,6 +113,9 @@ SET_READER: Final = 126
 SET_RECORDS: Final = 127
 SET_READ: Final = 128
 
+# The ring of replica sets, between brokers (nearcast.fabric.ring).
+RING: Final = 135
+
 LENGTH_BYTES: Final = 4
 
 

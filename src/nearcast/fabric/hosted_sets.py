@@ -126,6 +126,11 @@ class HostedSet:
         self._proposed: deque[_Proposed] = deque()
         self._uncommitted_bytes = 0
         self._refused: set[str] = set()
+        self._asked: dict[int, int] = {}
+        """Reads that wait for the quorum, and the term they belong to."""
+        self._confirmed: list[int] = []
+        self.wants_settling = False
+        """Whether something was asked of the core that :meth:`settle` has to carry out."""
         self.functions = SetFunctions(self)
         self._max_topic_levels = sets.fabric.limits.max_topic_levels
         #: Counters since the start.
@@ -249,6 +254,46 @@ class HostedSet:
         except (RecordUnavailable, StorageCorrupt):
             return None
 
+    # --- what the ring does ---------------------------------------------------------------------------------------------
+
+    def propose_own(self, writer: EntryWriter, now: float) -> bool:
+        """Make an entry of this set's own; false if it was refused. It is committed, or this replica leads no more."""
+        if not self.leads:
+            return False
+        pieces = writer.finish()
+        try:
+            index = self.node.propose(pieces, now)
+        except (NotLeader, ProposalRefused):
+            return False
+        self.log.knows(index, pieces, writer.items)
+        self.entries += 1
+        self.wants_settling = True
+        return True
+
+    def confirm(self, number: int, now: float) -> None:
+        """Find out whether this replica leads, and everything that is committed now is known here (Raft's read index). If so,
+        :meth:`take_confirmed` has the number some time."""
+        if not self.leads:
+            return
+        try:
+            self.node.read(number, now)
+        except (NotLeader, ProposalRefused):
+            return
+        self.wants_settling = True
+        self._asked[number] = self.term
+
+    def take_confirmed(self) -> list[int]:
+        """What was confirmed since the last time."""
+        confirmed, self._confirmed = self._confirmed, []
+        return confirmed
+
+    def _answered(self, ready: Ready) -> None:
+        for read in ready.reads:
+            if self._asked.pop(read.token, 0) == ready.term and ready.leads:
+                self._confirmed.append(read.token)
+        for token in ready.failed_reads:
+            self._asked.pop(token, None)
+
     # --- entries --------------------------------------------------------------------------------------------------------
 
     def _propose(self, now: float) -> None:
@@ -313,6 +358,7 @@ class HostedSet:
 
     def settle(self, now: float) -> None:
         """After every event: propose what gathered, and carry out what the core wants."""
+        self.wants_settling = False
         if self._writer.items or self._upto or (self.leads and self.functions.has_beginnings):
             self._propose(now)
         ready = self.node.ready()
@@ -325,6 +371,8 @@ class HostedSet:
             self._led_by(ready, now)
             self.commit = ready.commit
             self._committed(now)
+            if ready.reads or ready.failed_reads:
+                self._answered(ready)
             self.node.advance()
             if ready.must_sync:
                 self._sets.request_sync(self.name, ready.number)
