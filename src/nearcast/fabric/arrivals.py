@@ -17,6 +17,7 @@ from nearcast.fabric.fences import Reached, stretch
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Peer
 from nearcast.fabric.session_state import Agreement, decode_session, decode_subscriptions, install, origin_name
+from nearcast.fabric.set_cursors import CURSOR_PREFIX
 from nearcast.fabric.shadows import Kept, Shadow
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt import records
@@ -96,6 +97,9 @@ class Arrivals:
         except ValueError as error:  # the limits here are others; ending the link would bring the same again
             self.give_up(arrival, f"{self._fabric.name} does not take what the client subscribed to: {error}", now)
             return
+        for _ in range(fields.number()):
+            name = fields.blob().decode("utf-8")
+            self._fabric.sets.cursors.begin_at(name, fields.number())
         self._subscribe(arrival.shadow, wanted)
         arrival.round = current_round
         arrival.answered = False
@@ -144,6 +148,7 @@ class Arrivals:
             # Where filters were known before, what the peer sent came past the shadow: the old broker must have it.
             passed = max(interest.confirmed_at[peer.name], peer.received, peer.received_unreliable)
             parts.append(blob(peer.name.encode("utf-8")) + number(passed))
+        parts.extend([blob(name.encode("utf-8")) + number(place) for name, place in fabric.sets.cursors.all()])
         arrival.answered = True
         peer = fabric.peers[arrival.origin]
         peer.send(frame(frames.SHADOWED, number(arrival.move), number(arrival.round), number(len(parts)), *parts))
@@ -224,6 +229,10 @@ class Arrivals:
         for peer in fabric.peers.values():
             if peer.name in reached:
                 self._handover.fences.put(peer, session, reached[peer.name])
+        for name, place in reached.items():
+            if name[:1] == CURSOR_PREFIX:
+                fabric.sets.cursors.begin_at(name, place.reliable)
+                self._handover.fences.put_place(name, session, place)
         if session.durable:
             engine.effects.records.append(records.arrived(session))
         waiting = arrival.shadow.buffer.take()

@@ -16,6 +16,7 @@ from nearcast.fabric.shadows import Buffer, Waiting
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt.connection import Connection
 from nearcast.mqtt.engine import Engine
+from nearcast.mqtt.pledges import Answer
 from nearcast.mqtt.records import blob, number
 from nearcast.mqtt.session import Pending, Session
 
@@ -65,6 +66,8 @@ class Departure:
         self.abandoned = False
         #: Answers to SUBSCRIBE that wait for other brokers, for when the client is back.
         self.answers: list[HeldAnswer] = []
+        #: Acknowledgements that wait for replica sets, likewise.
+        self.pledged: deque[Answer] | None = None
         #: Read from the journal: the new broker is to be asked what it has.
         self.recovered = False
         #: Until when that broker may be out of reach before the session counts as left here.
@@ -89,6 +92,10 @@ def reached_fields(fabric: Fabric, fences: Fences, session: Session) -> bytes:
             reliable = max(reliable, before.reliable)
             unreliable = max(unreliable, before.unreliable)
         parts.append(blob(peer.name.encode("utf-8")) + number(reliable) + number(unreliable))
+    for name, place in fabric.sets.cursors.all():
+        before = fences.of(name, session.number)
+        place = place if before is None else max(place, before.reliable)
+        parts.append(blob(name.encode("utf-8")) + number(place) + number(place))
     return number(len(parts)) + b"".join(parts)
 
 

@@ -31,6 +31,7 @@ from nearcast.fabric.departing import (
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import Peer
 from nearcast.fabric.session_state import Agreement, encode_connection, encode_session, encode_subscriptions
+from nearcast.fabric.set_cursors import CURSOR_PREFIX
 from nearcast.fabric.shadows import Buffer, Waiting
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt import records
@@ -117,6 +118,7 @@ class Departures:
         departure.round += 1
         departure.told = encode_subscriptions(session)
         departure.ask_again_at = now + ASK_AGAIN_S
+        places = self._fabric.sets.cursors.all()
         peer.send(
             frame(
                 frames.SHADOW,
@@ -126,6 +128,8 @@ class Departures:
                 blob(session.client_id.encode("utf-8")),
                 text(session.username),
                 departure.told,
+                number(len(places)),
+                *[blob(name.encode("utf-8")) + number(place) for name, place in places],
             )
         )
 
@@ -151,6 +155,12 @@ class Departures:
             if departure.state == CATCHING_UP and peer.name in departure.members:
                 self.advance(departure, now)
 
+    def cursors_moved(self, now: float) -> None:
+        """More came from replica sets."""
+        for departure in list(self.by_move.values()):
+            if departure.state == CATCHING_UP:
+                self.advance(departure, now)
+
     def advance(self, departure: Departure, now: float) -> None:
         """Go as far as what has arrived allows."""
         if departure.state != CATCHING_UP and departure.state != READY:
@@ -169,7 +179,7 @@ class Departures:
         if departure.channel is not None and not departure.said_ready:
             departure.said_ready = True
             departure.channel.say(frames.MOVE_READY, departure.move)
-        if departure.without_client or (departure.freeze_asked and self._is_quiet(departure.session)):
+        if (departure.without_client or departure.freeze_asked) and self._is_quiet(departure):
             self._freeze(departure, now)
 
     def _is_current(self, departure: Departure) -> bool:
@@ -190,6 +200,9 @@ class Departures:
         for name, sequence in departure.members.items():
             if name == self._fabric.name:
                 continue
+            if name[:1] == CURSOR_PREFIX:
+                complete = complete and self._fabric.sets.cursors.number_of(name) >= sequence
+                continue
             peer = self._fabric.peers.get(name)
             if peer is not None and self._has_all(peer, sequence):
                 continue
@@ -201,10 +214,13 @@ class Departures:
     def _has_all(self, peer: Peer, sequence: int) -> bool:
         return peer.received >= sequence and peer.received_unreliable >= sequence
 
-    def _is_quiet(self, session: Session) -> bool:
-        """Whether nothing is left of what the client asked for: all its bytes are processed and answered."""
-        connection = session.connection
-        return connection is None or not connection.pending_verdict
+    def _is_quiet(self, departure: Departure) -> bool:
+        """Whether nothing is left of what the client asked for: all its bytes are processed and answered. What a replica set
+        has not committed yet is answered here, or never: the new broker would take it for kept."""
+        connection = departure.session.connection
+        if connection is not None and (connection.pending_verdict or connection.answers is not None):
+            return False
+        return departure.leftovers or departure.session.is_kept()
 
     # --- the moment -----------------------------------------------------------------------------------------------------
 
@@ -356,6 +372,7 @@ class Departures:
         departure.abandoned = True
         if connection is not None:
             departure.answers = self._fabric.interest.take(connection)
+            departure.pledged = connection.take_answers()
             send_owed(self._engine, connection, departure.session, now)
             departure.agreement = encode_connection(connection)
         self._detach(departure, connection, now)
@@ -407,6 +424,7 @@ class Departures:
         self._handover.attach(channel, session, Agreement(departure.agreement), departure.move, now)
         if channel.connection is not None:
             self._fabric.interest.give(channel.connection, departure.answers)
+            channel.connection.give_answers(departure.pledged)
         if departure.buffer is not None:
             for kept in departure.buffer.take():
                 if not kept.publication.expired(now):
@@ -464,7 +482,7 @@ class Departures:
                 self._was_taken_over(departure)
             elif self._engine.sessions.by_client.get(departure.session.client_id) is not departure.session:
                 self.fail(departure, "the session ended", now)
-            elif departure.freeze_asked:
+            elif departure.freeze_asked or (departure.without_client and departure.state == READY):
                 self.advance(departure, now)
 
     def _was_taken_over(self, departure: Departure) -> bool:

@@ -4,6 +4,9 @@ When a session is installed, its old broker says how far it had come with each o
 :mod:`nearcast.fabric.channels`). What comes later from an origin and is not beyond that was delivered there. A fence stands
 until the origin's streams have passed it, which the origin is asked to say (PROGRESS). The session's records have it, too:
 after a crash, reliable messages come again, and QoS 0 messages do not.
+
+A replica set is an origin as well: its fences stand until this broker's cursor (:mod:`nearcast.fabric.set_cursors`) has passed
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nearcast.fabric.parts import Peer
+from nearcast.fabric.set_cursors import CURSOR_PREFIX
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.routing import VIA_SEPARATOR
 from nearcast.mqtt.session import Session
@@ -49,10 +53,36 @@ class Fences:
         peer.fenced = True
         self.ask(peer)
 
+    def put_place(self, name: str, session: Session, reached: Reached) -> None:
+        """The same for records of a replica set, by the name under which it is an origin."""
+        if reached.reliable > self._fabric.sets.cursors.number_of(name):
+            session.fences = {**(session.fences or {}), name: reached.reliable}
+            self.by_origin.setdefault(name, {})[session.number] = reached
+
+    def behind(self, name: str, place: int) -> set[int]:
+        """Sessions that had a record of a replica set elsewhere."""
+        fences = self.by_origin.get(name)
+        return {session_number for session_number, reached in fences.items() if reached.reliable >= place} if fences else set()
+
+    def passed(self, name: str, place: int) -> None:
+        """All records of a replica set up to this number have come here: remove what is not beyond."""
+        fences = self.by_origin.get(name)
+        if fences is None:
+            return
+        by_number = self._fabric.engine.sessions.by_number
+        for session_number, reached in list(fences.items()):
+            if reached.reliable <= place or session_number not in by_number:
+                del fences[session_number]
+        if not fences:
+            del self.by_origin[name]
+
     def recovered(self, session: Session) -> None:
         """The session was read from the journal, with the fences it had."""
         for name, reliable in (session.fences or {}).items():
-            self.put(self._fabric.peer(name), session, Reached(reliable, 0))
+            if name[:1] == CURSOR_PREFIX:
+                self.put_place(name, session, Reached(reliable, reliable))
+            else:
+                self.put(self._fabric.peer(name), session, Reached(reliable, 0))
 
     def ask(self, peer: Peer) -> None:
         """Have the origin say when the fences are behind it."""
@@ -84,7 +114,7 @@ class Fences:
     def bridge(self, peer: Peer, publication: Publication, via: str, now: float) -> None:
         """Messages of a peer that has fences: hand them on in stretches that the same sessions get."""
         if not via or via[:1] == VIA_SEPARATOR:  # for plain subscribers, among others
-            self._fabric.leftovers.passes(peer, publication)
+            self._fabric.leftovers.passes(peer.name, publication)
         fences = self.by_origin.get(peer.name)
         if fences is None:
             self._fabric.engine.bridge(publication, via, now)

@@ -14,7 +14,8 @@ Old broker O, new broker N, the client's gateway G, any broker X::
 
 What X numbered up to c(X) went to O alone, and O has delivered it. What came after went to O and N. O delivered it up to V(X),
 N delivers what is beyond. Messages of shared subscriptions go to one broker anyway: whoever has one keeps it or, when the
-session leaves or does not come, gives it to another member.
+session leaves or does not come, gives it to another member. For records of replica sets, c and V are N's and O's cursors
+(:mod:`nearcast.fabric.set_cursors`): what the brokers in between passed over, because nobody wanted it, is behind both.
 
 Until FREEZE everything can be given up and nothing has happened. After it, whoever does not have the session says so
 (ABANDON), and the gateway brings the client back to O (ADOPT there). O keeps the session, in its journal, too, until N has it
@@ -36,6 +37,7 @@ from nearcast.fabric.fences import Fences
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.fabric.session_state import Agreement
+from nearcast.fabric.set_cursors import CURSOR_PREFIX
 from nearcast.fabric.trunks import Channel
 from nearcast.mqtt import records
 from nearcast.mqtt.connection import CLOSED, CONNECTED
@@ -271,7 +273,8 @@ class Handover(Part):
             # The question may have got lost, or have come before the two channels were open.
             self._ask_again_at = now + FENCES_S
             for name in list(self.fences.by_origin):
-                self.fences.ask(self._fabric.peer(name))
+                if name[:1] != CURSOR_PREFIX:
+                    self.fences.ask(self._fabric.peer(name))
 
     def next_deadline(self) -> float:
         deadline = self._ask_again_at if self.fences.by_origin else FOREVER

@@ -183,7 +183,7 @@ class Interest(Part):
         waiting = self._held.get(connection)
         self.settle(now)
         version = 0
-        everywhere = self._everywhere()
+        everywhere = self.everywhere()
         if everywhere == 0 and names:  # a broker that came just now knows nothing yet
             version = self.version
         elif self._spreading:
@@ -222,7 +222,7 @@ class Interest(Part):
                 heapq.heappush(self._waiting, (held.version, self.held_answers, connection))
             self._release()
 
-    def _everywhere(self) -> int:
+    def everywhere(self) -> int:
         """The version that all brokers that are there have in place, and the cloud; all versions when there is none."""
         everywhere = self.version
         if self._fabric.broadcast.awaits_cloud():
@@ -239,7 +239,7 @@ class Interest(Part):
     def _release(self) -> None:
         if not self._spreading and not self._waiting:
             return
-        everywhere = self._everywhere()
+        everywhere = self.everywhere()
         while self._spreading:
             name = next(iter(self._spreading))
             if self._spreading[name] > everywhere:
@@ -344,6 +344,7 @@ class Interest(Part):
             if not flags & MORE:
                 peer.send(frame(frames.INTEREST_ASK))
             return
+        self._fabric.sets.interest_changed(peer.name)
         for name in removed:
             sessions.unsubscribe(session, name)
         for name in added:

@@ -27,6 +27,7 @@ from nearcast.fabric import frames
 from nearcast.fabric.frames import frame
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.fabric.session_state import decode_session, decode_subscriptions, encode_session, origin_name
+from nearcast.fabric.set_cursors import CURSOR_PREFIX
 from nearcast.fabric.windows import Lost, Window, any_has, decode_lost, encode_lost, plain_filters
 from nearcast.mqtt import records
 from nearcast.mqtt.publication import Publication, Terms
@@ -159,7 +160,22 @@ class Leftovers(Part):
                 peer.fenced = True
                 if peer.up:
                     self._confirm(peer, window)
+        for name, _ in self._fabric.sets.cursors.all():
+            if name not in window.complete:
+                self._open.setdefault(name, {})[window] = None
+                window.begins[name] = len(self._log.setdefault(name, []))
+        self._confirm_places()
         self._ask_all()
+
+    def _confirm_places(self) -> None:
+        """Of replica sets, whatever comes behind the cursor is what whoever leads sends to those who confirmed."""
+        everywhere = self._fabric.interest.everywhere()
+        for name in [name for name in self._open if name[:1] == CURSOR_PREFIX]:
+            place = self._fabric.sets.cursors.number_of(name)
+            done = [window for window in self._open[name] if window.version <= everywhere]
+            for window in done:
+                window.since[name] = place
+            self._complete(name, done)
 
     def _ask_all(self) -> None:
         for name in list(self._open):
@@ -177,9 +193,9 @@ class Leftovers(Part):
         """Whether what comes from a broker is to be told to :meth:`passes`."""
         return name in self._open
 
-    def passes(self, peer: Peer, publication: Publication) -> None:
-        """Messages of a broker are about to be handed to whoever wants them."""
-        log = self._log.get(peer.name)
+    def passes(self, name: str, publication: Publication) -> None:
+        """Messages of a broker, or of a replica set, are about to be handed to whoever wants them."""
+        log = self._log.get(name)
         if log is None or publication.qos == 0:
             return
         first = publication.sequence
@@ -191,11 +207,12 @@ class Leftovers(Part):
         """A broker confirmed a version of our interest."""
         windows = self._open.get(peer.name)
         if windows is None:
-            return
+            windows = {}
         for window in windows:
             self._confirm(peer, window)
         self._check(peer)
         self._ask(peer)
+        self._confirm_places()
 
     def _confirm(self, peer: Peer, window: Window) -> None:
         interest = self._fabric.interest
@@ -212,21 +229,26 @@ class Leftovers(Part):
         if windows is None:
             return
         done = [window for window in windows if peer.name in window.since and window.since[peer.name] <= peer.received]
+        self._complete(peer.name, done)
+
+    def _complete(self, name: str, done: list[Window]) -> None:
+        """All has come that these windows do not get by themselves."""
+        windows = self._open[name]
         up = len([other for other in self._fabric.peers.values() if other.up]) + 1
         for window in done:
-            since = window.since[peer.name]
-            came = self._log[peer.name][window.begins[peer.name] :]
+            since = window.since[name]
+            came = self._log[name][window.begins[name] :]
             passed = [(first, last) for first, last in came if first <= since]
             if passed:
-                window.passed[peer.name] = passed
-            window.complete.add(peer.name)
+                window.passed[name] = passed
+            window.complete.add(name)
             del windows[window]
             client_id = self._owners.get(window, "")
             session = self._engine.sessions.by_client.get(client_id)
             if len(window.complete) >= up and session is not None:
                 self._note(session)
         if not windows:
-            self._close(peer.name)
+            self._close(name)
 
     def _close(self, name: str) -> None:
         self._open.pop(name, None)
@@ -385,6 +407,7 @@ class Leftovers(Part):
             return
         fabric = self._fabric
         names = [fabric.name, *[other.name for other in fabric.peers.values() if other.up]]
+        names += [name for name, _ in fabric.sets.cursors.all()]
         parts: list[bytes] = []
         for name in names:
             since = 0

@@ -149,6 +149,7 @@ class ReplicaSets(Part):
             self._leads.pop(set_name, None)
             if self.hosted.pop(set_name, None) is not None and self.driver is not None:
                 self.driver.close_log(set_name)
+            self.cursors.forget(set_name)
             session = self.sessions.get(set_name)
             if session is not None:
                 session.abandon()
@@ -206,8 +207,17 @@ class ReplicaSets(Part):
             found = made
             found.sets = self
             self.sessions[set_name] = found
+            self._promise(found)
             self._reopen(set_name)
         return found
+
+    def _promise(self, session: SetSession) -> None:
+        """What the journal has of a queue was published by clients that may ask for it again, and is not committed yet."""
+        by_client = self.fabric.engine.sessions.by_client
+        for client_id, last in session.unanswered().items():
+            publisher = by_client.get(client_id)
+            if publisher is not None and publisher.received_ids:
+                publisher.awaits(session.promise(last))
 
     def direct(self, route: Route, set_name: str) -> None:
         """Make the route of a topic that a set keeps."""
@@ -331,14 +341,16 @@ class ReplicaSets(Part):
     def serve_here(self, hosted: HostedSet, now: float) -> None:
         """This broker leads a set: what is committed goes to its own subscribers."""
         origin = self.fabric.engine.origins.of(CURSOR_PREFIX + hosted.name)
-        if not origin.received:
+        if not origin.received and hosted.commit:
             self.cursors.reached(hosted.name, hosted.commit)
         while origin.received < hosted.commit:
             runs = hosted.log.runs(origin.received + 1)
             if runs is None:
                 return
+            at = 0
             for run in runs:
-                self.cursors.deliver(run, now)
+                self.cursors.deliver(hosted.name, origin.received + 1, at, run, now)
+                at += run.count
             self.cursors.reached(hosted.name, origin.received + 1)
 
     # --- who leads ------------------------------------------------------------------------------------------------------
@@ -440,6 +452,12 @@ class ReplicaSets(Part):
         if session is not None:
             session.committed(last, indexes, now)
 
+    def interest_changed(self, name: str) -> None:
+        """A broker wants other messages from here on."""
+        for hosted in self.hosted.values():
+            if hosted.leads:
+                hosted.readers.tell(name)
+
     # --- brokers come and go --------------------------------------------------------------------------------------------
 
     def peer_up(self, peer: Peer, now: float) -> None:
@@ -472,7 +490,7 @@ class ReplicaSets(Part):
             looped, self.looped = self.looped, []
             for data in looped:
                 self._handle(self.fabric.name, None, data[frames.LENGTH_BYTES :], now)
-        self.cursors.settle()
+        self.cursors.settle(now)
 
     def tick(self, now: float) -> None:
         for hosted in self.hosted.values():

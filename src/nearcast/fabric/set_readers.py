@@ -79,8 +79,15 @@ class Readers:
         """A broker says up to where it has everything; 0: it was never told, and begins now."""
         reader = Reader(peer, cursor if cursor else commit)
         self.by_name[peer.name] = reader
-        if not cursor:
-            self._send(reader, 0, commit, [], 0)
+        if not cursor and commit:
+            self._send(reader, 0, commit, [], [], 0)
+        # Without a commit it begins with the first one: `serve` tells it.
+
+    def tell(self, name: str) -> None:
+        """A broker's interest changed: what was passed over by the old one is never looked at by the new one."""
+        reader = self.by_name.get(name)
+        if reader is not None and reader.told < reader.sent:
+            self._send(reader, reader.told, reader.sent, [], [], 0)
 
     def has(self, name: str, cursor: int) -> None:
         reader = self.by_name.get(name)
@@ -92,6 +99,9 @@ class Readers:
         known: dict[int, list[Run] | None] = {}
         wanted: dict[bytes, set[str]] = {}
         for reader in self.by_name.values():
+            if not reader.sent and commit:
+                reader.sent = commit
+                self._send(reader, 0, commit, [], [], 0)
             while reader.sent < commit and reader.has_room():
                 index = reader.sent + 1
                 if index not in known:
@@ -104,20 +114,27 @@ class Readers:
     def _pass(self, reader: Reader, index: int, runs: list[Run], wanted: dict[bytes, set[str]]) -> None:
         """An entry's turn: send of it what the broker wants."""
         writer = EntryWriter()
+        ats: list[int] = []
+        at = 0
         for run in runs:
             names = wanted.get(run.topic)
             if names is None:
                 names = wanted[run.topic] = self._wanted_by(run.topic)
             if reader.peer.name in names:
                 writer.add(run)
+                ats.append(at)
                 self.sent_messages += run.count
+            at += run.count
         if writer.items:
-            self._send(reader, reader.told, index, writer.finish(), writer.size)
+            self._send(reader, reader.told, index, ats, writer.finish(), writer.size)
         else:
             reader.sent = index
 
-    def _send(self, reader: Reader, previous: int, last: int, runs: list[bytes], size: int) -> None:
-        reader.peer.send(frame(frames.SET_RECORDS, self._set_name, number(previous), number(last), *runs))
+    def _send(self, reader: Reader, previous: int, last: int, ats: list[int], runs: list[bytes], size: int) -> None:
+        """``ats``: for each run, how many messages precede it in its entry."""
+        places = [number(at) for at in ats]
+        head = (self._set_name, number(previous), number(last), number(len(ats)), *places)
+        reader.peer.send(frame(frames.SET_RECORDS, *head, *runs))
         reader.sends(last, size)
 
     def _wanted_by(self, topic: bytes) -> set[str]:
@@ -130,4 +147,4 @@ class Readers:
         self._tell_at = now + TOLD_S
         for reader in self.by_name.values():
             if reader.told < reader.sent and reader.has_room():
-                self._send(reader, reader.told, reader.sent, [], 0)
+                self._send(reader, reader.told, reader.sent, [], [], 0)

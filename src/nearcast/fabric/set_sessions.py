@@ -57,7 +57,7 @@ class SetSession(PeerSession):
         return self.sets is not None and self.sets.takes(self.set_name)
 
     def deliver(self, publication: Publication, terms: Terms, now: float) -> int:
-        pledge = Pledge()
+        pledge = Pledge(self.set_name)
         self.effects.pledge = pledge
         if self._has_no_room(publication):
             self.refused_messages += publication.count
@@ -105,6 +105,26 @@ class SetSession(PeerSession):
         while pledged and pledged[0].last <= last:
             done = pledged.popleft()
             done.pledge.settle(reasons.SUCCESS, self._indexes.get(done.first, 0))
+
+    def unanswered(self) -> dict[str, int]:
+        """Of what a restart found here: whose it is, and the last number that each of them has."""
+        found: dict[str, int] = {}
+        if self.spilled:
+            # What is in files is not looked through: it may be anybody's.
+            clients = [] if self.sets is None else list(self.sets.fabric.engine.sessions.by_client)
+            found = dict.fromkeys(clients, self.spilled[-1].last_sequence)
+        for pending in self.queue or ():
+            found[pending.terms.via] = pending.publication.sequence + pending.start + pending.count - 1
+        return found
+
+    def promise(self, last: int) -> Pledge:
+        """Settled when everything up to a number is committed. Asked for before anything new is taken on."""
+        pledge = Pledge(self.set_name)
+        at = len(self._pledged)
+        while at and self._pledged[at - 1].last > last:
+            at -= 1
+        self._pledged.insert(at, _Pledged(last, last, pledge))
+        return pledge
 
     def orphans(self) -> list[tuple[str, Publication]]:
         return []  # `via` says who published

@@ -157,6 +157,19 @@ class Connection:
             self.push_held(answers.popleft().encode(self.is_v5))
         self.answers = None
 
+    def take_answers(self) -> deque[Answer] | None:
+        """What waits here, for the connection that takes this one's place."""
+        answers, self.answers = self.answers, None
+        return answers
+
+    def give_answers(self, answers: deque[Answer] | None) -> None:
+        """Go on waiting in another connection's place; before anything was answered here."""
+        self.answers = answers
+        for answer in answers or ():
+            if answer.pledge is not None and not answer.pledge.is_settled:
+                answer.pledge.awaited_by(self)
+        self.settle_answers()
+
     def forget(self) -> None:
         """The connection ended; a timer may keep it for a while, so let go of what is large."""
         self.held = None

@@ -491,7 +491,7 @@ class Inbound:
             if self.effects.last_mark != mark:
                 session.remember_mark(packet_ids, self.effects.last_mark)
         if self.effects.pledge is not None:
-            session.pledge = self.effects.pledge
+            session.awaits(self.effects.pledge)
         self._answer(connection, 0x50, ids, reason_code)
 
     def _keep_after_all(self, session: Session, publication: Publication, packet_id: bytes, now: float) -> None:
@@ -509,13 +509,12 @@ class Inbound:
 
     def _answer_again(self, connection: Connection, session: Session, packet_id: bytes) -> None:
         """PUBREC for a message that is known, but may not be kept yet by those who keep it."""
-        pledge = session.pledge
-        if pledge is not None and pledge.is_settled:
-            pledge = session.pledge = None
-        if pledge is None and connection.answers is None:
+        if session.is_kept():
             self._answer(connection, 0x50, [packet_id], reasons.SUCCESS)
-        else:
-            connection.answer(Answer(0x50, [packet_id], reasons.SUCCESS, pledge, tells_index=False))
+            return
+        for pledge in (session.pledges or {}).values():
+            connection.answer(Answer(0x50, [], reasons.SUCCESS, pledge))
+        connection.answer(Answer(0x50, [packet_id], reasons.SUCCESS))
 
     def _answer(self, connection: Connection, kind: int, ids: list[bytes], reason_code: int) -> None:
         """PUBACKs or PUBRECs for ``ids``. 3.1.1 cannot say no: there the message is acknowledged and gone."""

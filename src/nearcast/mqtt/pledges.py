@@ -18,10 +18,11 @@ _USER_PROPERTY = b"\x26\x00\x05index"
 
 
 class Pledge:
-    """That the messages of one publication will be kept, or refused. ``first_index`` is the place of the first one in its
-    topic's log, if that is known."""
+    """That the messages of one publication will be kept, or refused, by ``keeper``, which settles its pledges in their order.
+    ``first_index`` is the place of the first one in its topic's log, if that is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: str = "") -> None:
+        self.keeper = keeper
         self.is_settled = False
         self.reason_code: int = reasons.SUCCESS
         self.first_index = 0
@@ -55,7 +56,9 @@ class Answer:
         self.tells_index = tells_index
 
     def encode(self, is_v5: bool) -> bytes:
-        """The packets. 3.1.1 cannot say no: there the message is acknowledged and gone."""
+        """The packets, none if it only waits. 3.1.1 cannot say no: there the message is acknowledged and gone."""
+        if not self.ids:
+            return b""
         reason_code = self.reason_code
         pledge = self.pledge
         if pledge is not None and self.tells_index and reason_code == reasons.SUCCESS:

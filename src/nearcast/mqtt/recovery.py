@@ -131,7 +131,8 @@ class Recovery:
         effects = self._engine.effects
         effects.next_journal_key = max(effects.next_journal_key, publication.journal_key + 1)
         router = self._engine.router
-        router.next_sequence = max(router.next_sequence, publication.sequence + publication.count)
+        if not publication.origin:
+            router.next_sequence = max(router.next_sequence, publication.sequence + publication.count)
 
     def _session(self, fields: Fields) -> None:
         sessions = self._engine.sessions

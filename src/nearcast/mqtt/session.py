@@ -118,8 +118,8 @@ class Session:
         # Of those whose messages belong in the topic log, the mark they have there; 0: the log lost them in a crash.
         self.marks: dict[int, int] | None = None
         self.unsent: Unsent | None = None
-        #: What the last QoS 2 message that came in waits for, if it does: one that comes again is not answered before.
-        self.pledge: Pledge | None = None
+        #: What the last QoS 2 messages that came in wait for, by who keeps them: one that comes again is not answered before.
+        self.pledges: dict[str, Pledge] | None = None
         # What precedes the queue and lies in files: only other brokers' sessions have that (nearcast.fabric.spool).
         self.spilled: list[Spilled] | None = None
         # The move with which the session came here, and with which it leaves, and whereto (nearcast.fabric.handover); 0: none.
@@ -439,6 +439,24 @@ class Session:
         held.update(packet_ids_of(packet_ids))
         if self.durable:
             self.effects.records.append(records.remembered(self.number, packet_ids))
+
+    def awaits(self, pledge: Pledge) -> None:
+        """QoS 2 messages that came in are kept elsewhere, once that is done; pledges of one keeper are settled in order."""
+        if self.pledges is None:
+            self.pledges = {}
+        self.pledges[pledge.keeper] = pledge
+
+    def is_kept(self) -> bool:
+        """Whether every QoS 2 message that came in is kept, or refused, by those who were to keep it."""
+        pledges = self.pledges
+        if pledges is None:
+            return True
+        for keeper, pledge in list(pledges.items()):
+            if pledge.is_settled:
+                del pledges[keeper]
+        if not pledges:
+            self.pledges = None
+        return not pledges
 
     def is_unkept(self, packet_id: int) -> bool:
         """Whether the message that was taken on with this identifier has yet to be kept in the topic log."""
