@@ -23,6 +23,7 @@ class VivaldiSettings:
         adjustment_rate: float = 0.1,
         gravity_ms: float = 1_000.0,
         least_error: float = 0.05,
+        record_rate: float = 0.25,
         noise_ms: float = 1.0,
         max_rtt_ms: float = 10_000.0,
         max_peers: int = 256,
@@ -57,6 +58,9 @@ class VivaldiSettings:
         together. Too low squeezes the space together."""
         self.least_error = least_error
         """No peer is believed to be more certain of its coordinate than this."""
+        self.record_rate = record_rate
+        """How fast a peer's record follows how well it fits: the error that it has at least, whatever it claims. 0 takes it at
+        its word. Too low believes liars for long, too high forgets what they said last."""
         self.noise_ms = noise_ms
         """Differences below this are no distance, but the time that machines take. Round-trip times below count as this long
         when errors are compared."""

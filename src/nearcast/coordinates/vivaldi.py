@@ -5,7 +5,7 @@ It has a height, the part of every path that is the access link (Dabek et al., S
 the last samples of each path and a weak pull to the origin (Ledlie et al., NSDI 2007), and an adjustment (Lee et al., ToN
 2010).
 
-Four things are done in another way than there, each because it measured better:
+Five things are done in another way than there, each because it measured better:
 
 - *All springs pull at once.* Vivaldi moves along the one spring that was just measured. A node remembers the others, and knows
   where they end, so that a sample moves it a step of least squares over all of them. Coordinates find their place with a
@@ -22,6 +22,9 @@ Four things are done in another way than there, each because it measured better:
   bad path, whatever it says and however sure it claims to be. It does not end there: a node on the wrong side of all others
   has one spring that is wrong, the one to its neighbour, and has to follow it. When everything is wrong, because the node
   itself has moved, the median is high and everything counts.
+- *A peer is as sure as it has shown.* Vivaldi believes what a node says its error is. Here it is at least what this node found
+  by its own measurements, so that a liar gains nothing by claiming to be certain, nor by changing its tale
+  (:attr:`~nearcast.coordinates.settings.VivaldiSettings.record_rate`).
 
 Samples that are no numbers, absurdly far or of other dimensions are refused. Owns no sockets, clocks or names beyond those it
 is handed.
@@ -68,6 +71,8 @@ class _Spring:
         self.wrong = 0.0
         """The same as a share, without sign."""
         self.weight = 0.0
+        self.record = 0.0
+        """How wrong the peer has been lately, as a share: what it says of itself, held against what was measured."""
 
 
 class Vivaldi:
@@ -113,6 +118,7 @@ class Vivaldi:
         spring.rtt_ms = spring.filter.add(max(rtt_ms, LEAST_RTT_MS))
         self.samples += 1
         springs = list(self._springs.values())
+        self._judge(spring, springs)
         self._move(springs, spring.rtt_ms)
         self._move(springs, self._rng.choice(springs).rtt_ms)
         self._rise(springs)
@@ -123,6 +129,16 @@ class Vivaldi:
         away = [self._rng.gauss(0.0, 1.0) for _ in self.coordinate.vector]
         share = FIRST_STEP * rtt_ms / max(math.hypot(*away), SAME_PLACE_MS)
         self.coordinate.vector = [share * part for part in away]
+
+    def _judge(self, spring: _Spring, springs: list[_Spring]) -> None:
+        """Remember how well what a peer says fits what is measured. A peer that is nearer than most has less of a record the
+        nearer it is: nobody can answer early, so it is where it was measured to be, and whoever finds it far away is as likely
+        to be in the wrong place himself."""
+        ordered = sorted([each.rtt_ms for each in springs])
+        usual_ms = ordered[len(ordered) // 2]
+        short_ms = spring.rtt_ms - self.coordinate.distance_ms(spring.coordinate)
+        wrong = abs(short_ms) / max(spring.rtt_ms, usual_ms, self.settings.noise_ms) * min(spring.rtt_ms / usual_ms, 1.0)
+        spring.record += self.settings.record_rate * (min(wrong, WORST_ERROR) - spring.record)
 
     # --- one step -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +186,7 @@ class Vivaldi:
         believed = 0.0
         wrong = 0.0
         for spring in springs:
-            their_error = min(max(spring.coordinate.error, settings.least_error), WORST_ERROR)
+            their_error = max(spring.coordinate.error, settings.least_error, spring.record)
             belief = mine.error / (mine.error + their_error)
             if settings.outlier_factor > 0.0:
                 belief /= 1.0 + spring.wrong / limit

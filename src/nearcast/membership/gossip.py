@@ -9,9 +9,13 @@ What is believed of whom:
 
 - *An answer* is from the node at the address that was asked: it carries the probe's random number. Only answers move the
   coordinate.
-- *A probe* tells who probes and where it is. Its life and number have to rise, so that none counts twice.
+- *A probe* tells who probes and where it is. None counts twice, nor is answered twice: its life and number have to rise, or to
+  be among the last few and new, for datagrams overtake each other.
 - *Hearsay*, the members in a packet, is somebody to probe and no more: nothing is passed on but what answered here, so the
   dead are forgotten everywhere; and no word of others moves a member that answers to another address.
+
+Who stops to answer is forgotten, and asked now and then all the same: after a partition the two halves have to find each other
+without help. So have a node and its seeds, which are seeds again once the node that answered there is forgotten.
 
 Everything is tagged with a key of the fabric, and bounded: members, probes under way, answers a second.
 """
@@ -28,16 +32,19 @@ from nearcast.coordinates.coordinate import Coordinate
 from nearcast.coordinates.settings import VivaldiSettings
 from nearcast.coordinates.vivaldi import Vivaldi
 from nearcast.membership import gossip_packets
+from nearcast.membership.gossip_members import Lost, Member
 from nearcast.membership.gossip_packets import ANSWER, PROBE, Heard, Packet
 from nearcast.membership.packets import monitoring_key
 
-FOREVER: Final = float("inf")
 SAVED_FORMAT: Final = 1
 MAX_SAVED_MEMBERS: Final = 64
 MAX_SEEDS: Final = 64
 LEAST_SEED_SHARE: Final = 0.02
-UNREACHABLE_S: Final = 300.0
-"""How long nobody's word brings a member back that did not answer: it may be dead, or there may be no path from here."""
+LOST_SHARE: Final = 0.02
+"""Of all probes, how many go to members that stopped to answer, however many those are."""
+
+ALONE_SHARE: Final = 0.5
+"""The same of a node that reaches nobody; the others go to its seeds."""
 
 UPSET_ERROR: Final = 0.5
 UPSET_INTERVAL_S: Final = 60.0
@@ -95,20 +102,6 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[Heard, ...] = ()
 
 
-class _Member:
-    def __init__(self, name: str, address: str, pinned: bool) -> None:
-        self.name = name
-        self.address = address
-        self.pinned = pinned
-        """Told by somebody who knows (the controller, a person): it stays, and at this address."""
-        self.life = 0
-        self.number = 0
-        self.coordinate: Coordinate | None = None
-        self.rtt_ms = -1.0
-        self.heard_at = -FOREVER
-        self.failures = 0
-
-
 class Gossip:
     """See the module. ``address`` is where this node is reached; ``:port`` means wherever its packets come from. ``life`` has
     to be higher after each start; wall-clock microseconds are."""
@@ -139,10 +132,12 @@ class Gossip:
         self._rng = rng
         self._life = life
         self._number = 0
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._seeds: dict[str, int] = {}
         """Addresses of nodes that have not said their name yet, and how often they were asked."""
-        self._unreachable: dict[str, float] = {}
+        self._seed_names: dict[str, str] = {}
+        """Addresses of those that have, and the name."""
+        self._lost: dict[str, Lost] = {}
         self._pending: dict[int, tuple[str, str, float]] = {}
         self._new: deque[str] = deque(maxlen=settings.max_members)
         self._round: list[str] = []
@@ -160,7 +155,7 @@ class Gossip:
         if not address or name == self.name or not gossip_packets.fits(name) or not gossip_packets.fits(address):
             return
         if not name:
-            if len(self._seeds) < MAX_SEEDS:
+            if address not in self._seed_names and len(self._seeds) + len(self._seed_names) < MAX_SEEDS:
                 self._seeds.setdefault(address, 0)
             return
         member = self._members.get(name)
@@ -175,8 +170,16 @@ class Gossip:
 
     def forget(self, name: str) -> None:
         """A node is there no more. Should it be heard again, it is."""
-        if self._members.pop(name, None) is not None:
-            self.vivaldi.forget(name)
+        self._lost.pop(name, None)
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        if self._members.pop(name, None) is None:
+            return
+        self.vivaldi.forget(name)
+        for address in [address for address, other in self._seed_names.items() if other == name]:
+            del self._seed_names[address]
+            self._seeds[address] = 0
 
     def members(self) -> list[MemberView]:
         """Nodes that have been heard, this one not included."""
@@ -198,10 +201,13 @@ class Gossip:
         member = self._members.get(name)
         return None if member is None else member.coordinate
 
-    def _add(self, name: str, address: str, *, pinned: bool) -> _Member | None:
+    def _add(self, name: str, address: str, *, pinned: bool) -> Member | None:
         if len(self._members) >= self.settings.max_members and not pinned:
             return None
-        member = self._members[name] = _Member(name, address, pinned)
+        member = self._members[name] = Member(name, address, pinned)
+        lost = self._lost.pop(name, None)
+        if lost is not None:
+            member.life, member.number, member.seen = lost.member.life, lost.member.number, lost.member.seen
         self._new.append(name)
         return member
 
@@ -223,19 +229,24 @@ class Gossip:
         return True
 
     def _probed(self, packet: Packet, source: str, now: float, waited_s: float) -> None:
-        if not self._may_answer(now):
+        lost = self._lost.get(packet.name)
+        member = self._members.get(packet.name)
+        known = member if member is not None or lost is None else lost.member
+        newest = known is None or (packet.life, packet.number) > (known.life, known.number)
+        reborn = known is not None and packet.life > known.life
+        if (known is not None and not known.takes(packet.life, packet.number)) or not self._may_answer(now):
             self.ignored += 1
             return
         address = _place(packet.address, source)
         self._send(source, ANSWER, packet.identifier, waited_s)
-        member = self._members.get(packet.name)
+        if not newest:
+            return  # overtaken by what it said later
         if member is None:
             member = self._add(packet.name, address, pinned=False)
             if member is None:
                 return
-        elif (packet.life, packet.number) <= (member.life, member.number):
-            return  # seen before, or of a life before
-        elif packet.life > member.life and not member.pinned:
+            member.takes(packet.life, packet.number)
+        elif reborn and not member.pinned:
             member.address = address
         self._heard(member, packet, now)
 
@@ -247,16 +258,20 @@ class Gossip:
         name, address, sent_at = asked
         if name and packet.name != name:
             self.ignored += 1  # somebody else is at this address now
+            self._lost.pop(name, None)
             self._missed(name, now)
             return
         member = self._members.get(packet.name)
         if member is None:
-            self._seeds.pop(address, None)
             member = self._add(packet.name, address, pinned=False)
             if member is None:
                 return
-        elif not name:
-            self._seeds.pop(address, None)
+        if self._seeds.pop(address, None) is not None:
+            self._seed_names[address] = packet.name
+        if packet.life < member.life:
+            # It is there now, so this is its life; its clock was put back.
+            member.life, member.number, member.seen = packet.life, 0, 0
+        member.takes(packet.life, packet.number)
         self._heard(member, packet, now)
         rtt_s = now - sent_at - waited_s
         # What the other end says it kept the probe for is no network's; but it cannot say more than there is.
@@ -268,9 +283,7 @@ class Gossip:
             self._eager = self.settings.eager_probes
             self._eager_again_at = now + UPSET_INTERVAL_S
 
-    def _heard(self, member: _Member, packet: Packet, now: float) -> None:
-        member.life = packet.life
-        member.number = packet.number
+    def _heard(self, member: Member, packet: Packet, now: float) -> None:
         member.heard_at = now
         member.failures = 0
         member.coordinate = packet.coordinate
@@ -282,8 +295,8 @@ class Gossip:
                 continue
             member = self._members.get(heard.name)
             if member is None:
-                if self._unreachable.get(heard.name, -FOREVER) <= now:
-                    self._unreachable.pop(heard.name, None)
+                lost = self._lost.get(heard.name)
+                if lost is None or lost.hearsay_from <= now:
                     self._add(heard.name, heard.address, pinned=False)
             elif member.failures and not member.pinned and heard.life > member.life:
                 member.address = heard.address
@@ -311,7 +324,7 @@ class Gossip:
             self._missed(name, now)
         if now < self._probe_at:
             return
-        target = self._next_target()
+        target = self._next_target(now)
         if target is not None:
             name, address = target
             identifier = self._rng.getrandbits(64)
@@ -329,12 +342,23 @@ class Gossip:
             return
         member.failures += 1
         if member.failures >= self.settings.give_up and not member.pinned:
-            self.forget(name)
-            if len(self._unreachable) >= self.settings.max_members:
-                del self._unreachable[next(iter(self._unreachable))]
-            self._unreachable[name] = now + UNREACHABLE_S
+            self._drop(name)
+            if len(self._lost) >= self.settings.max_members:
+                del self._lost[next(iter(self._lost))]
+            self._lost[name] = Lost(member, now)
 
-    def _next_target(self) -> tuple[str, str] | None:
+    def _next_lost(self, now: float) -> Member | None:
+        """Somebody to ask whether he is back."""
+        while self._lost and next(iter(self._lost.values())).ask_until <= now:
+            del self._lost[next(iter(self._lost))]  # in the order in which they were given up
+        if not self._lost or self._rng.random() >= (LOST_SHARE if self._members else ALONE_SHARE):
+            return None
+        return self._rng.choice(list(self._lost.values())).member
+
+    def _next_target(self, now: float) -> tuple[str, str] | None:
+        lost = self._next_lost(now)
+        if lost is not None:
+            return lost.name, lost.address
         if self._seeds:
             # Behind a seed may be all others, so it comes first; and never last, for it may be back some day.
             address = min(self._seeds, key=self._seeds.__getitem__)
@@ -383,7 +407,10 @@ class Gossip:
         return taken
 
     def _send(self, address: str, kind: int, identifier: int, waited_s: float) -> None:
-        self._number = min(self._number + 1, MAX_NUMBER)
+        if self._number == MAX_NUMBER:
+            self._life += 1
+            self._number = 0
+        self._number += 1
         alive = [member for member in self._members.values() if member.coordinate is not None and not member.failures]
         most = self.settings.members_per_packet
         told = alive if len(alive) <= most else self._rng.sample(alive, most)
