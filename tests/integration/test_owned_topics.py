@@ -92,6 +92,24 @@ def test_nothing_is_lost_doubled_or_out_of_order_while_a_topic_moves(fabric: Con
         client.close()
 
 
+def test_moves_are_counted(fabric: ControlledFabric) -> None:
+    topic = "swarm/counted"
+    publisher = Paho(fabric.nodes["b1"].port(), MQTTv5)
+    publisher.publish(topic, b"1", 1)
+    wait_for("an owner", lambda: owner_of(fabric, topic) in NAMES)
+    old = owner_of(fabric, topic)
+    new = next(name for name in NAMES if name != old)
+    handed_over = fabric.nodes[old].metric("owned_handed_over_total")
+    acquired = fabric.nodes[new].metric("owned_acquired_total")
+    fabric.nearcast("topic", "move", topic, new)
+    wait_for("the move", lambda: owner_of(fabric, topic) == new)
+    publisher.close()
+    assert fabric.nodes[old].metric("owned_handed_over_total") == handed_over + 1
+    assert fabric.nodes[new].metric("owned_acquired_total") == acquired + 1
+    for figure in ("orders_refused", "messages_parked", "messages_passed_on", "messages_stale", "gates_late"):
+        assert fabric.nodes[old].metric(f"owned_{figure}_total") >= 0
+
+
 def test_topics_are_shown_with_their_owner_latency_and_reason(fabric: ControlledFabric) -> None:
     publisher, subscriber = (Paho(fabric.nodes[name].port(), MQTTv5) for name in ("b1", "b2"))
     subscriber.subscribe("swarm/shown", 1)

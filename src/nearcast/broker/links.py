@@ -275,6 +275,7 @@ class Links:
             "fabric_brokers": (len(peers), "Other brokers known, up or away."),
             "fabric_brokers_up": (sum(peer.up for peer in peers), "Other brokers that can be reached."),
             "fabric_gateways": (sum(link.role == "gateway" for link in up), "Gateways that are connected."),
+            **self.probing.gauges(),
             **self.reporting.gauges(),
             **self.replicating.gauges(),
             **({} if self.grouping is None else self.grouping.gauges()),
@@ -283,6 +284,7 @@ class Links:
     def counters(self) -> dict[str, tuple[float, str]]:
         """Figures for /metrics."""
         fabric = self.fabric
+        owners, words = fabric.ownership, fabric.ownership.words
         return {
             "relayed_bytes": (fabric.routes.relayed_bytes, "Bytes passed on between other brokers."),
             "link_protocol_errors": (fabric.protocol_errors, "Links ended because the other end was at fault or silent."),
@@ -298,6 +300,20 @@ class Links:
             "fabric_moves_in": (fabric.handover.arrivals.installed, "Sessions taken over from another broker."),
             "fabric_moves_failed": (fabric.handover.departures.failed, "Sessions that were to leave and stayed."),
             "fabric_moves_back": (fabric.handover.departures.thawed, "Clients brought back because their new broker failed."),
+            "owned_acquired": (words.acquired, "Topics that this broker became the owner of."),
+            "owned_handed_over": (words.handed_over, "Topics handed over to another owner."),
+            "owned_orders_refused": (words.refused_orders, "Orders to hand a topic over that could not be followed."),
+            "owned_messages_parked": (owners.parked_messages, "Messages that waited for a topic's owner, or for its turn."),
+            "owned_messages_passed_on": (
+                owners.passed_on_messages,
+                "Messages that came here after their topic had left, and were passed on to its owner.",
+            ),
+            "owned_messages_stale": (owners.stale_messages, "Messages of owners that were none any more, not delivered."),
+            "owned_gates_late": (
+                owners.late_gates,
+                "Waits for what should come first that ended because their time was over.",
+            ),
+            **self.probing.counters(),
             **self.reporting.counters(),
             **self.replicating.counters(),
             **({} if self.grouping is None else self.grouping.counters()),

@@ -99,7 +99,8 @@ class Probing:
         if self._sockets is None:
             return
         if self.gossip.next_deadline() <= now:
-            self.gossip.tick(now)
+            # What the broker did since it looked at the clock is no part of a path.
+            self.gossip.tick(self._monotonic())
             self._sockets.send()
         if self._save_at <= now:
             self._save_at = now + SAVE_SECONDS
@@ -109,6 +110,24 @@ class Probing:
         """Send datagrams; called after every flush."""
         if self._sockets is not None:
             self._sockets.send()
+
+    def gauges(self) -> dict[str, tuple[float, str]]:
+        """Figures for /metrics."""
+        return {
+            "coordinate_error": (self.gossip.coordinate.error, "Relative error of this broker's coordinate, as it thinks."),
+            "gossip_members": (len(self.gossip.members()), "Nodes that probes tell of, this one not included."),
+        }
+
+    def counters(self) -> dict[str, tuple[float, str]]:
+        """Figures for /metrics."""
+        gossip = self.gossip
+        return {
+            "coordinate_samples": (gossip.vivaldi.samples, "Round trips that the coordinate was learned from."),
+            "coordinate_samples_refused": (gossip.vivaldi.refused, "Round trips or coordinates that made no sense."),
+            "gossip_packets_sent": (gossip.packets_sent, "Probes and answers sent."),
+            "gossip_packets_ignored": (gossip.ignored, "Probes and answers that were repeated, not asked for or not ours."),
+            "gossip_unanswered": (gossip.unanswered, "Probes that nobody answered."),
+        }
 
     def close(self) -> None:
         """Answer no more."""

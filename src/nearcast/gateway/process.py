@@ -324,7 +324,7 @@ class GatewayProcess:
             self.hub.tick(now)
             self.flush()
         if self.gossip is not None and self._monitoring is not None and self.gossip.next_deadline() <= now:
-            self.gossip.tick(now)
+            self.gossip.tick(self.monotonic())
             self._monitoring.send()
         self._ticks += 1
         if self._ticks % CHECKS_EVERY_TICKS == 0:

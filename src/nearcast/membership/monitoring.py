@@ -232,15 +232,16 @@ class Monitor:
 
     # --- datagrams ------------------------------------------------------------------------------------------------------
 
-    def handle(self, data: bytes, source: str, now: float) -> None:
-        """A datagram arrived. What makes no sense is counted and ignored: anybody can send one."""
+    def handle(self, data: bytes, source: str, now: float, waited_s: float = 0.0) -> None:
+        """A datagram arrived, ``waited_s`` before it was read. What makes no sense is counted and ignored: anybody can send
+        one."""
         self.packets_received += 1
         self.bytes_received += len(data)
         kind = packets.kind_of(data)
         if kind == packets.PINGREQ:
             self._send(source, packets.pingresp(packets.id_of(data)))
         elif kind == packets.PINGRESP:
-            self._pong(packets.id_of(data), now)
+            self._pong(packets.id_of(data), now, waited_s)
         elif kind == packets.QOSREQ:
             self._requested(packets.id_of(data), packets.qosreq_target(data), source, now)
         elif kind == packets.QOSRESP:
@@ -260,18 +261,18 @@ class Monitor:
         else:
             self.ignored += 1
 
-    def _pong(self, identifier: int, now: float) -> None:
+    def _pong(self, identifier: int, now: float, waited_s: float) -> None:
         path = self._pings.pop(identifier, None)
         if path is not None and path.run is not None:
             run = path.run
-            run.rtts_ms.append((now - run.sent[identifier]) * 1e3)
+            run.rtts_ms.append(_rtt_ms(run.sent[identifier], now, waited_s))
             self._advance(path, run, now)
             return
         direct = self._direct.pop(identifier, None)
         if direct is None:
             self.ignored += 1
             return
-        rtt_ms = (now - direct[1]) * 1e3
+        rtt_ms = _rtt_ms(direct[1], now, waited_s)
         if self._pongs is not None:
             self._pongs.ponged(direct[0], rtt_ms, now)
         else:
@@ -441,6 +442,11 @@ class Monitor:
             identifier = self._rng.getrandbits(32)
             if identifier not in self._pings and identifier not in self._direct and identifier not in self._asked:
                 return identifier
+
+
+def _rtt_ms(sent_at: float, now: float, waited_s: float) -> float:
+    """What the path took, and not we to read the answer."""
+    return max(now - sent_at - waited_s, 0.0) * 1e3
 
 
 def _quality(run: _Run) -> Quality:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from nearcast.errors import ConfigError
 from nearcast.serving import logs
+from nearcast.serving.arrivals import note_arrivals, receive
 from nearcast.serving.links import split_address
 
 MAX_DATAGRAM_BYTES = 1500
@@ -26,8 +27,8 @@ RESOLVED_FOR_SECONDS = 60.0
 class Datagrams(Protocol):
     """The machine behind the sockets."""
 
-    def handle(self, data: bytes, source: str, now: float) -> None:
-        """A datagram arrived."""
+    def handle(self, data: bytes, source: str, now: float, waited_s: float) -> None:
+        """A datagram arrived, ``waited_s`` before it was read."""
 
     def take_outgoing(self) -> list[tuple[str, bytes]]:
         """Datagrams to send, with their addresses."""
@@ -36,8 +37,8 @@ class Datagrams(Protocol):
 class GossipDatagrams(Protocol):
     """A machine that shares the sockets, and says which datagrams are its own."""
 
-    def handle(self, data: bytes, source: str, now: float) -> bool:
-        """A datagram arrived; whether it was for this machine."""
+    def handle(self, data: bytes, source: str, now: float, waited_s: float) -> bool:
+        """A datagram arrived, ``waited_s`` before it was read; whether it was for this machine."""
 
     def take_outgoing(self) -> list[tuple[str, bytes]]:
         """Datagrams to send, with their addresses."""
@@ -58,6 +59,7 @@ def bind_udp(host: str, port: int, key: str) -> list[socket.socket]:
             bound.setblocking(False)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            note_arrivals(bound)
             bound.bind((address[0], port, *address[2:]))
             port = bound.getsockname()[1]
     except OSError as error:
@@ -110,17 +112,18 @@ class MonitoringSockets:
                 bound.close()
 
     def _readable(self, bound: socket.socket) -> None:
-        now = self._monotonic()
         for _ in range(READS_PER_WAKEUP):
             try:
-                data, address = bound.recvfrom(MAX_DATAGRAM_BYTES)
+                data, address, waited_s = receive(bound, MAX_DATAGRAM_BYTES)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
                 continue  # a port that somebody was sent to is closed: the probe is lost, which is all there is to know
+            now = self._monotonic()
             source = _joined(address)
-            if self._gossip is None or not self._gossip.handle(data, source, now):
-                self._monitor.handle(data, source, now)
+            if self._gossip is None or not self._gossip.handle(data, source, now, waited_s):
+                self._monitor.handle(data, source, now, waited_s)
+            self.send()  # before the next is read, and before all that a flush does: an answer that lies here is a distance
         self._flush()
 
     def send(self) -> None:

@@ -6,13 +6,17 @@ import asyncio
 import gc
 import random
 import socket
+import statistics
+import sys
 import time
 from typing import Any
 
 import pytest
 
 from nearcast.errors import ConfigError
+from nearcast.membership.gossip import Gossip, GossipSettings
 from nearcast.membership.monitoring import Monitor, MonitorSettings, Ponged
+from nearcast.serving.arrivals import receive
 from nearcast.serving.monitoring import MonitoringSockets, bind_udp
 
 PATIENCE_S = 20.0
@@ -110,6 +114,62 @@ def test_a_name_is_looked_up_again_beside_and_holds_up_no_probe(monkeypatch: pyt
         two.sockets.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux notes when a datagram came")
+def test_a_datagram_says_how_long_it_waited() -> None:
+    (bound,) = bind_udp("127.0.0.1", 0, "port")
+    with bound, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        other.sendto(b"first", bound.getsockname())
+        sent_at = time.monotonic()
+        time.sleep(0.05)  # what a busy loop does
+        data, source, waited_s = receive(bound, 100)
+        assert (data, source) == (b"first", other.getsockname())
+        assert 0.04 < waited_s <= time.monotonic() - sent_at + 0.01
+
+
+def busy_round_trips_ms(busy_s: float, rounds: int) -> list[float]:
+    """What two nodes on one loop measure of each other, where the loop does something else for so long again and again."""
+
+    async def main() -> list[float]:
+        secret = b"secret"
+        found: list[float] = []
+        gossips: list[Gossip] = []
+        sockets: list[MonitoringSockets] = []
+        settings = GossipSettings(interval_s=0.01, eager_interval_s=0.01)
+        for name in ("one", "two"):
+            bound = bind_udp("127.0.0.1", 0, "port")
+            monitor = Monitor(name, secret, random.Random(name), MonitorSettings(), standing=False)
+            address = f"127.0.0.1:{bound[0].getsockname()[1]}"
+            gossip = Gossip(name, address, secret, settings, random.Random(name), time.monotonic(), life=1)
+            gossips.append(gossip)
+            sockets.append(MonitoringSockets(monitor, bound, time.monotonic, lambda: None, gossip))
+            sockets[-1].start()
+        gossips[0].know("two", gossips[1].address, time.monotonic())
+        heard_at = -1.0
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < rounds:
+                gossips[0].tick(time.monotonic())
+                sockets[0].send()
+                time.sleep(busy_s)  # noqa: ASYNC251  # the loop is busy: that is the test
+                await asyncio.sleep(0)
+                for member in gossips[0].members():
+                    if member.rtt_ms >= 0.0 and member.heard_at != heard_at:
+                        heard_at = member.heard_at
+                        found.append(member.rtt_ms)
+        for each in sockets:
+            each.close()
+        return found
+
+    return asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux notes when a datagram came")
+def test_a_busy_loop_is_hardly_a_distance() -> None:
+    """Two waits of 30 ms are on each round trip. The own one is no part of it, and of what the other end says that it took at
+    most half of the rest: else it could say to be next door."""
+    assert statistics.median(busy_round_trips_ms(0.03, 15)) < 25.0
 
 
 def test_longer_datagrams_and_garbage_do_no_harm() -> None:
