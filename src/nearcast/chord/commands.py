@@ -126,6 +126,19 @@ class Change(Command, tag=14, frozen=True):
     write: Write
 
 
+class Repaid(Command, tag=15, frozen=True):
+    """Who had this range has given everything back, but for what it did not know itself (``rest``)."""
+
+    source: str
+    rest: Intervals
+
+
+class Quit(Command, tag=16, frozen=True):
+    """All who have the range of this former life now know that there is nothing more to give back."""
+
+    source: str
+
+
 AnyCommand = (
     Found
     | Begin
@@ -142,6 +155,8 @@ AnyCommand = (
     | Settled
     | Mourn
     | Change
+    | Repaid
+    | Quit
 )
 
 

@@ -17,6 +17,7 @@ request        answer              about
 ``Write``      ``Value``, Route    change it, or remove it, if a condition holds
 ``Round``      ``Passed``          nobody has a lease: is the ring whole?
 ``Check``      ``Checked``         is the predecessor that the log names on the ring at all?
+``Repay``      ``Repayment``       who was lost has nothing more to give back
 ``Hints``      none                a leader to its followers: sets it knows
 =============  ==================  ==================================================================================
 
@@ -233,6 +234,23 @@ class Checked(Body, tag=20, frozen=True):
     over: bool
 
 
+class Repay(Body, tag=21, frozen=True):
+    """To whoever is responsible for the key behind ``low``: of ``(low, high]``, a range of its former life ``source``, the
+    sender has given everything back, but for what it did not know itself (``rest``)."""
+
+    source: Annotated[str, msgspec.Meta(max_length=160)]
+    low: KeyBytes
+    high: KeyBytes
+    rest: Intervals
+
+
+class Repayment(Body, tag=22, frozen=True):
+    """``done``: it is noted; go on behind ``upto``, where the answering set's range ends."""
+
+    done: bool
+    upto: KeyBytes
+
+
 AnyBody = (
     NotLeader
     | Find
@@ -255,9 +273,11 @@ AnyBody = (
     | Passed
     | Check
     | Checked
+    | Repay
+    | Repayment
 )
 
-REQUESTS: Final = (Find, Beat, Join, Fetch, Copy, Depart, Get, Write, Hints, Round, Check)
+REQUESTS: Final = (Find, Beat, Join, Fetch, Copy, Depart, Get, Write, Hints, Round, Check, Repay)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):

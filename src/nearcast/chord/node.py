@@ -22,16 +22,16 @@ from collections.abc import Iterable
 import msgspec
 
 from nearcast.chord import messages
-from nearcast.chord.commands import Apply, Begin, Change, Enter, Found, Mourn, Receive, Removed, Retire, Settled, Split
+from nearcast.chord.commands import Apply, Change, Found, Mourn, Repaid, Retire
 from nearcast.chord.contacts import Contact
-from nearcast.chord.effects import FOREVER, Effect, Finished, Send
-from nearcast.chord.identifiers import identifier, packed, unpacked, within
+from nearcast.chord.effects import FOREVER, Effect, Send
+from nearcast.chord.giving_back import GivingBack
+from nearcast.chord.identifiers import CIRCLE, identifier, packed, unpacked
 from nearcast.chord.messages import (
     AnyBody,
     Beat,
     Check,
     Checked,
-    Chunk,
     Copied,
     Copy,
     Depart,
@@ -40,25 +40,21 @@ from nearcast.chord.messages import (
     Get,
     Hints,
     Join,
-    Joined,
     Message,
     NotLeader,
+    Repay,
+    Repayment,
     Round,
     Route,
     Value,
     Write,
-    item_chunk,
 )
-from nearcast.chord.records import item
+from nearcast.chord.records import cut
 from nearcast.chord.settings import RingSettings
-from nearcast.chord.stabilising import Stabilising
 from nearcast.chord.state import IN, JOINING, LEAVING, OUT, ReplicatedState, Result
 
-CHUNK_ITEMS = 1_024
-ESTATE_BATCH = 16
 
-
-class RingNode(Stabilising):
+class RingNode(GivingBack):
     """See the module."""
 
     def __init__(
@@ -74,13 +70,10 @@ class RingNode(Stabilising):
         super().__init__(broker, contact, settings, rng, wall_offset)
         self._seeds = tuple(one for one in seeds if one.name != contact.name)
         self._wants_in = self._wants_out = False
-        self._join_at = FOREVER
         self._retire_at = now
         self._fetched_by = now
-        self._fetching = ""
-        self._fetched: list[Chunk] = []
         self._finger_at = self._probe_at = self._hints_at = now
-        self._offering: dict[int, int] = {}
+        self.forget_offers()
         self.reset_copy()
         self.reset_neighbours(now)
 
@@ -107,7 +100,7 @@ class RingNode(Stabilising):
 
     def _retire(self, now: float) -> None:
         """Asked for again and again, since a proposal may be lost with whoever led."""
-        is_on = self.leads and self.state.phase == IN and not self.state.is_alone
+        is_on = self.leads and self.state.phase == IN and not self.state.is_sole
         if is_on and self._wants_out and now >= self._retire_at:
             self._retire_at = now + self.settings.failed_s
             self.propose(Retire(), now=now)
@@ -183,9 +176,7 @@ class RingNode(Stabilising):
                 self.copy(now)
                 self._look_around(now)
             elif self.state.phase == JOINING:
-                if now >= self._fetched_by:
-                    self._fetching = ""  # an answer or an entry was lost: begin anew
-                self._fetch(now)
+                self._go_on_joining(now)
             elif self._wants_in and now >= self._join_at:
                 self._seek_place(now)
         return self.take()
@@ -207,12 +198,9 @@ class RingNode(Stabilising):
         self._caller.forget()
         self._proposals.clear()
         self._confirms.clear()
-        self._offering.clear()
+        self.forget_offers()
         self._fetching = ""
         self.reset_copy()
-
-    def _new_life(self, now: float) -> int:
-        return max(self.wall_us(now), self.state.life + 1)
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
@@ -230,13 +218,15 @@ class RingNode(Stabilising):
             case Write():
                 self._on_write(broker, number, body, now)
             case Join():
-                self._on_join(broker, number, body, now)
+                self.on_join(broker, number, body, now)
             case Fetch():
-                self._on_fetch(broker, number, body)
+                self.on_fetch(broker, number, body)
             case Depart():
                 self.on_depart(broker, number, body, now)
             case Round():
                 self.on_round(broker, number, body, now)
+            case Repay():
+                self._on_repay(broker, number, body, now)
             case Check():
                 self.confirm(lambda now: self.answer(broker, number, Checked(self.state.phase == OUT)))
             case _:
@@ -275,6 +265,23 @@ class RingNode(Stabilising):
 
         self.propose(Change(stamped), applied, now)
 
+    def _on_repay(self, broker: str, number: int, repay: Repay, now: float) -> None:
+        """Somebody that was lost here has nothing more to give back."""
+        state = self.state
+        low, high = unpacked(repay.low), unpacked(repay.high)
+        if not self._is_responsible(broker, number, (low + 1) % CIRCLE, now):
+            return
+        if any(interval.source != repay.source for interval in cut(state.lost, low, high)):
+            self.answer(broker, number, Repayment(False, packed(state.place)))
+            return  # somebody else, who was lost after that one, is to say first what it knew of it
+
+        def applied(result: Result | None, now: float) -> None:
+            if result is not None:
+                done = Repayment(True, packed(state.place))
+                self.when_settled(result.sequence, lambda now: self.answer(broker, number, done), now)
+
+        self.propose(Repaid(repay.source, repay.rest), applied, now)
+
     def _is_responsible(self, broker: str, number: int, key: int, now: float) -> bool:
         """Whether this set may answer for a key; else it has said where to go, or that it has to be asked again."""
         if not self.state.owns(key):
@@ -302,164 +309,6 @@ class RingNode(Stabilising):
 
         self.propose(Apply(copy), applied, now)
 
-    # --- joining ---------------------------------------------------------------------------------------------------------
-
-    def _seek_place(self, now: float) -> None:
-        """Who is our successor?"""
-        self._join_at = now + 3.0 * self.settings.failed_s
-        self.fingers.remember(self._seeds)
-
-        def found(contacts: tuple[Contact, ...], hops: int, now: float) -> None:
-            others = [contact for contact in contacts if contact.name != self.contact.name]
-            if others and self.state.phase == OUT:
-                self._ask_in(others[0], now)
-            else:
-                self._join_later(now)
-
-        self.seeker.lookup(self.contact.place, found, now, self.contact.name)
-
-    def _ask_in(self, successor: Contact, now: float) -> None:
-        life = self._new_life(now)
-
-        def answered(body: AnyBody | None, now: float) -> None:
-            if isinstance(body, Joined) and body.accepted and self.state.phase == OUT:
-                self.fingers.remember(body.contacts)
-                begin = Begin(self.me(), life, self.next_ones(list(body.contacts)))
-                self.propose(begin, lambda result, now: self._fetch(now), now)
-            else:
-                self._join_later(now)
-
-        self._caller.ask(successor, Join(self.me(), life), answered, now)
-
-    def _join_later(self, now: float) -> None:
-        self._join_at = now + self.settings.beat_s * (0.2 + 0.4 * self._rng.random())
-
-    def _on_join(self, broker: str, number: int, join: Join, now: float) -> None:
-        """A set wants to be our predecessor."""
-        state = self.state
-        is_again = state.predecessor is not None and state.predecessor.name == join.sender.name
-        may = self.has_lease(now) and state.owns(join.sender.place) and not state.reserved and not self._taking_over
-        # The successor must be able to take the news: one that has a joiner of its own is not, for a moment.
-        may = may and self.is_copied(0)
-        if is_again and state.reserved and state.predecessor_life == join.life:
-            self.answer(broker, number, Joined(True, (self.me(), *state.successors)))
-            return
-        if not may or join.sender.name == self.contact.name:
-            self.answer(broker, number, Joined(False, ()))
-            return
-
-        def applied(result: Result | None, now: float) -> None:
-            accepted = result is not None and result.done
-            if accepted:
-                self._granted_at = now
-            self.answer(broker, number, Joined(accepted, (self.me(), *state.successors) if accepted else ()))
-
-        self.confirm(lambda now: self.propose(Split(join.sender, join.life), applied, now))
-
-    def _on_fetch(self, broker: str, number: int, fetch: Fetch) -> None:
-        """Records set aside; only once our own successor knows that they are not ours any more."""
-        state = self.state
-        former = state.predecessor
-        if former is None or former.name != fetch.sender or state.predecessor_life != fetch.life or not state.reserved:
-            self.answer(broker, number, Joined(False, ()))
-            return
-        if not self.is_settled(state.moved_sequence):
-            return  # it asks again
-        shadow = state.shadows.get(fetch.of)
-        if shadow is None or shadow.have < 0:
-            self.answer(broker, number, Chunk(-1, 0, False, (), packed(0), (), 0, ()))
-            return
-        after = unpacked(fetch.after)
-        end = identifier(fetch.of)
-        behind = shadow.share.clockwise(after, CHUNK_ITEMS)
-        records = [(key, record) for key, record in behind if within(key, after, end)]
-        items = [item(key, record) for key, record in records]
-        fits = item_chunk(items)
-        more = fits < len(items) or (len(records) == CHUNK_ITEMS and records[-1][0] != end)
-        self.answer(
-            broker,
-            number,
-            Chunk(
-                shadow.have,
-                shadow.life,
-                more,
-                tuple(items[:fits]),
-                packed(shadow.low),
-                shadow.predecessors,
-                shadow.version,
-                shadow.lost,
-            ),
-        )
-
-    def _fetch(self, now: float) -> None:
-        """Get the next part of what is ours; then of the copy of the predecessor's."""
-        state = self.state
-        if self._fetching or state.phase != JOINING:
-            return
-        self._fetching = self.contact.name
-        self._fetched = []
-        self._fetched_by = now + 2.0 * self.settings.takeover_s
-        self._fetch_part(self.contact.name, b"", now)
-
-    def _fetch_part(self, of: str, after: bytes, now: float) -> None:
-        state = self.state
-        fetch = Fetch(self.contact.name, state.life, of, after or packed(0))
-        if not after:
-            # From the lower end, which the first answer tells: from the own place on, all around, nothing is missed.
-            fetch = Fetch(self.contact.name, state.life, of, packed(identifier(of)))
-
-        def answered(body: AnyBody | None, now: float) -> None:
-            if state.phase != JOINING or state.life != fetch.life:
-                return
-            if isinstance(body, Chunk):
-                self._got(of, body, now)
-            elif isinstance(body, Joined) or body is None:
-                # The successor has changed its mind, or is gone: begin anew.
-                self._fetching = ""
-                self.propose(Removed(keep=False), None, now)
-                self._join_later(now)
-
-        self._caller.ask(state.successors[0], fetch, answered, now, self.settings.takeover_s)
-
-    def _got(self, of: str, chunk: Chunk, now: float) -> None:
-        is_own = of == self.contact.name
-        if is_own and chunk.sequence < 0:
-            self._fetching = ""
-            self.propose(Removed(keep=False), None, now)
-            self._join_later(now)
-            return
-        if chunk.items:
-            self.propose(Receive(is_own, chunk.items), None, now)
-        if chunk.more and chunk.items:
-            self._fetch_part(of, chunk.items[-1].key, now)
-        elif is_own:
-            self._fetched = [chunk]
-            self._fetch_part(chunk.predecessors[0].name, b"", now)
-        else:
-            own = self._fetched[0]
-            self.propose(
-                Enter(
-                    own.low,
-                    own.predecessors,
-                    own.sequence,
-                    own.version,
-                    own.lost,
-                    chunk.sequence,
-                    chunk.life,
-                    chunk.low,
-                    chunk.predecessors,
-                    chunk.version,
-                    chunk.lost,
-                ),
-                self._entered,
-                now,
-            )
-
-    def _entered(self, result: Result | None, now: float) -> None:
-        self._fetching = ""
-        self.reset_neighbours(now)
-        self.stabilise(now)
-
     # --- looking around --------------------------------------------------------------------------------------------------
 
     def _look_around(self, now: float) -> None:
@@ -473,7 +322,7 @@ class RingNode(Stabilising):
         if now >= self._hints_at:
             self._hints_at = now + settings.hints_s
             self._hint()
-            self._offer(now)
+            self.give_back(now)
 
     def _fix_finger(self, now: float) -> None:
         state = self.state
@@ -513,28 +362,3 @@ class RingNode(Stabilising):
     def _hinted(self, broker: str, hints: Hints) -> None:
         if not self.leads and broker in self.contact.replicas:
             self.fingers.hinted(hints.contacts)
-
-    def _offer(self, now: float) -> None:
-        """Give what we had when we were taken over without a copy to whoever has the topics now."""
-        state = self.state
-        if not state.estate or not self.has_lease(now) or self._offering:
-            return
-        for key, (source, record) in list(state.estate.items())[:ESTATE_BATCH]:
-            number = self.seeker.write(Write(record, messages.RESTORE, source=source), now)
-            self._offering[number] = key
-
-    def take(self) -> list[Effect]:
-        """What is to be done. Answers to this set's own requests stay here."""
-        settled = []
-        rest: list[Effect] = []
-        for effect in super().take():
-            if not isinstance(effect, Finished):
-                rest.append(effect)
-                continue
-            key = self._offering.pop(effect.number, None)
-            if key is not None and isinstance(effect.answer, Value):
-                settled.append(packed(key))
-        if settled:
-            self.propose(Settled(tuple(settled)))
-            rest += super().take()
-        return rest

@@ -46,6 +46,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     shadows: list[ShadowSnapshot]
     lost: tuple[Interval, ...]
     estate: list[tuple[bytes, str, Record]]
+    debts: list[tuple[str, Interval, tuple[Interval, ...]]]
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -75,6 +76,7 @@ def pack(state: ReplicatedState) -> bytes:
             [_shadow(state.shadows[name]) for name in sorted(state.shadows)],
             state.lost,
             [(packed(key), source, record) for key, (source, record) in sorted(state.estate.items())],
+            [(source, interval, rest) for source, (interval, rest) in state.debts.items()],
         )
     )
 
@@ -100,6 +102,7 @@ def unpack(data: bytes) -> ReplicatedState:
         _fill(shadow.share, one.items)
     state.lost = held.lost
     state.estate = {unpacked(key): (source, record) for key, source, record in held.estate}
+    state.debts = {source: (interval, rest) for source, interval, rest in held.debts}
     return state
 
 

@@ -313,7 +313,7 @@ class Stabilising(Copying):
         """Take over the predecessor's range, if it is time."""
         state = self.state
         former = state.predecessor
-        if former is None or self._taking_over or state.phase != IN:
+        if former is None or self._taking_over:
             return
         settings = self.settings
         silent_s = now - self._granted_at

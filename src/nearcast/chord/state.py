@@ -34,8 +34,10 @@ from nearcast.chord.commands import (
     Found,
     Meet,
     Mourn,
+    Quit,
     Receive,
     Removed,
+    Repaid,
     Retire,
     Settled,
     Split,
@@ -54,6 +56,8 @@ JOINING: Final = 1
 IN: Final = 2
 LEAVING: Final = 3
 """Answers for nothing any more; the successor is to take over."""
+
+MAX_DEBTS: Final = 64
 
 TAIL: Final = 1_024
 """Changes kept for a successor that has all but those. One that misses more gets everything."""
@@ -121,6 +125,9 @@ class ReplicatedState:
         self.lost: tuple[Interval, ...] = ()
         self.estate: dict[int, tuple[str, Record]] = {}
         """What this set held when it was removed from the ring, and has not offered to its heirs yet."""
+        self.debts: dict[str, tuple[Interval, tuple[Interval, ...]]] = {}
+        """By former life: the range that it had, and what it did not know of it itself. Until all its heirs know that there is
+        nothing more to come."""
 
     # --- what it means ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +192,7 @@ class ReplicatedState:
                 if self.predecessor is None or self.predecessor.name != command.name:
                     self.shadows.pop(command.name, None)
             case Retire():
-                if self.phase != IN or self.is_alone:
+                if self.phase != IN or self.is_sole:
                     return REFUSED
                 self.phase = LEAVING
             case Removed():
@@ -193,6 +200,10 @@ class ReplicatedState:
             case Settled():
                 for key in command.keys:
                     self.estate.pop(unpacked(key), None)
+            case Repaid():
+                self._repaid(command)
+            case Quit():
+                self.debts.pop(command.source, None)
             case Mourn():
                 self.lost = ()
                 self._mutated()
@@ -278,7 +289,8 @@ class ReplicatedState:
 
     def _take_over(self, command: TakeOver) -> Result:
         former = self.predecessor
-        if self.phase != IN or former is None or (former.name, self.predecessor_life) != (command.name, command.life):
+        is_on = self.phase in (IN, LEAVING)
+        if not is_on or former is None or (former.name, self.predecessor_life) != (command.name, command.life):
             return REFUSED
         shadow = self.shadows.get(former.name)
         if shadow is not None and shadow.have >= 0 and shadow.life == command.life:
@@ -291,6 +303,7 @@ class ReplicatedState:
             self.lost += (Interval(command.low, packed(former.place), source(former.name, former.life)),)
         if not self.predecessors or self.predecessors[0].name == self.name:
             self.low, self.predecessors, self.successors = self.place, (), ()
+            self.phase = IN  # the last one stays, whatever it wanted
         self.predecessors = self.chained(self.predecessors)
         self.predecessor_life = 0
         self.reserved = False
@@ -316,6 +329,9 @@ class ReplicatedState:
     def _removed(self, keep: bool) -> None:
         if self.phase in (IN, LEAVING) and keep:
             mine = source(self.name, self.life)
+            while len(self.debts) >= MAX_DEBTS:
+                del self.debts[next(iter(self.debts))]
+            self.debts[mine] = (Interval(packed(self.low), packed(self.place), mine), self.lost)
             self.estate |= {key: (mine, record) for key, record in self.share.items()}
         self._reset()
 
@@ -328,6 +344,14 @@ class ReplicatedState:
         self.shadows.clear()
         self.lost = ()
         self.knows_second = False
+
+    def _repaid(self, command: Repaid) -> None:
+        """What was lost with a set is here again; what that one had not known, others may know."""
+        settled = [interval for interval in self.lost if interval.source == command.source]
+        if settled:
+            rest = [part for one in settled for part in cut(command.rest, unpacked(one.low), unpacked(one.high))]
+            self.lost = (*(one for one in self.lost if one.source != command.source), *rest)
+            self._mutated()
 
     # --- the copy of the predecessor's range -----------------------------------------------------------------------------
 
@@ -397,7 +421,9 @@ class ReplicatedState:
         elif condition == messages.NEWER:
             holds = write.record.epoch > epoch
         elif condition == messages.RESTORE:
-            holds = unknown and write.source == lost_by
+            if unknown and write.source != lost_by:
+                return messages.UNCERTAIN  # whose loss it was then has something to say about it first
+            holds = unknown
         else:
             holds = True
         return None if holds else messages.CONFLICT

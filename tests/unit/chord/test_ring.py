@@ -141,6 +141,11 @@ def test_a_lost_neighbourhood_of_two_is_uncertain_until_it_is_back(seed: int) ->
     ring.until(ring.is_whole)
     ring.until(lambda: not any(node.state.estate for node in ring.nodes.values()))
     assert has_all(ring)
+    # And then they say that this was all: of topics that never were, everybody knows that again.
+    ring.until(lambda: not any(node.state.debts or node.state.lost for node in ring.leading()))
+    assert has_all(ring)
+    for number in range(40, 60):
+        assert ring.ask(Get(f"t/{number}")).outcome == DONE
 
 
 def test_nobody_has_a_lease_after_a_power_cut_and_a_round_finds_one() -> None:
