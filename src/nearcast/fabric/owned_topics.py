@@ -49,8 +49,8 @@ MAX_REMEMBERED: Final = 4_096
 
 
 class WaitingWord:
-    """The word CLOSED of ``source`` for the owner of an ``epoch``, behind what came the same way: of the sources ``by``, and
-    what this broker passed on itself if it waits for its own word of the epoch ``own_behind``."""
+    """The word CLOSED of ``source`` for the owner of an ``epoch``, behind what came the same way: what is in the queues
+    ``by``, and what this broker passed on itself if it waits for its own word of the epoch ``own_behind``."""
 
     def __init__(self, by: list[str], own_behind: int, source: str, epoch: int, owner: str) -> None:
         self.by = by
@@ -96,7 +96,11 @@ class OwnedTopic(RouteWatch):
         #: The epoch in which this broker, as a source, waits for its own word to come round. 0: it does not.
         self.own_behind_epoch = 0
         self.own_until = 0.0
+        #: Sources of what this broker has passed on, and what may thus come round: their words wait for its own one.
+        self.passed: set[str] = set()
+        #: What waits here, by name of the queue, oldest first; and by source the newest of its queues.
         self.parked: dict[str, ParkingSession] = {}
+        self.newest: dict[str, ParkingSession] = {}
         self.asked_at = 0.0
         #: A hand-over under way: the order's number and when it came. -1: none.
         self.order = -1
@@ -131,7 +135,7 @@ class OwnedTopic(RouteWatch):
         """Whether something waits here that a word stands behind."""
         if word.own_behind and word.own_behind == self.own_behind_epoch:
             return True
-        return any([source in self.parked for source in word.by])  # noqa: C419 - mypyc: no generators
+        return any([queue in self.parked for queue in word.by])  # noqa: C419 - mypyc: no generators
 
     def wait_for(self, word: WaitingWord) -> None:
         """A word has to wait. Of too many the oldest are dropped: what waits for them does so for a while only."""
@@ -139,11 +143,22 @@ class OwnedTopic(RouteWatch):
         if len(self.waiting_words) > MAX_WAITING_WORDS:
             del self.waiting_words[0]
 
+    def came_round(self) -> None:
+        """All that this broker passed on is here again, or nobody waits for it any more."""
+        self.own_behind_epoch = 0
+        self.passed = set()
+
+    def queues_of(self, source: str) -> list[str]:
+        """The queues in which something of a source waits here, oldest first."""
+        if source not in self.newest:
+            return []
+        return [name for name, session in self.parked.items() if session.source == source]
+
     def waiting_from(self, gateway: str) -> list[str]:
-        """The sources of what waits here and came from a gateway. What its clients published by way of this broker is among
+        """The queues of what waits here and came from a gateway. What its clients published by way of this broker is among
         this broker's own."""
         prefix = GATEWAY_SOURCE + gateway + GATEWAY_SOURCE
-        return [source for source in self.parked if source == OWN or source.startswith(prefix)]
+        return [name for name, session in self.parked.items() if session.source == OWN or session.source.startswith(prefix)]
 
     def begins(self, epoch: int, owner: str, state: int) -> None:
         """Another epoch: what belonged to the one before is forgotten."""

@@ -89,8 +89,8 @@ class Words:
 
     def _word_of(self, peer: Peer, topic: OwnedTopic, errand: OwnerErrand) -> WaitingWord:
         """CLOSING or CLOSED. What it stands behind may be among what this broker passed on before it owned the topic again."""
-        behind_own = topic.own_behind_epoch if errand.other != self._fabric.name else 0
-        by = [peer.name] if peer.name in topic.parked else []  # what waits here later came behind it
+        behind_own = topic.own_behind_epoch if errand.other != self._fabric.name and peer.name in topic.passed else 0
+        by = topic.queues_of(peer.name)  # what waits in further ones came behind it
         return WaitingWord(by, behind_own, errand.other, errand.epoch, errand.name)
 
     def closed(self, topic: OwnedTopic, word: WaitingWord, now: float) -> None:
@@ -111,7 +111,7 @@ class Words:
     def _come_through(self, topic: OwnedTopic, source: str, epoch: int, now: float) -> None:
         if source == self._fabric.name:
             if topic.own_behind_epoch and epoch >= topic.own_behind_epoch:
-                topic.own_behind_epoch = 0
+                topic.came_round()
                 self._ownership.changed(topic)
         else:
             topic.closed[source] = max(epoch, topic.closed.get(source, 0))

@@ -27,7 +27,7 @@ from nearcast.fabric.owned_topics import ACQUIRING, ELSEWHERE, GATEWAY_SOURCE, O
 from nearcast.fabric.owner_errands import AGAIN, NO_IDENTITY, OwnerErrand
 from nearcast.fabric.owner_records import Migrated, MigrateOrder
 from nearcast.fabric.owner_words import EXPECTED_S, WAIT_S, Words
-from nearcast.fabric.parking import PARKING_PREFIX, ParkingSession, parking_name, parse_parking_name
+from nearcast.fabric.parking import PARKING_PREFIX, ParkingSession, further_queue, parking_name, parse_parking_name
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.mqtt.publication import Publication
 from nearcast.mqtt.routing import Route, Target
@@ -98,10 +98,10 @@ class Ownership(Part):
         """Go on with what the journal had parked."""
         for client_id in list(self._engine.sessions.by_client):
             if client_id[:1] == PEER_PREFIX and client_id[1:2] == PARKING_PREFIX:
-                name, source = parse_parking_name(client_id[1:])
+                name, queue = parse_parking_name(client_id[1:])
                 topic = self.topic(name)
                 # What should have come before it did so before the crash, or nobody waits for it any more.
-                self._parking(topic, source, 0, now)
+                self._parking(topic, queue, 0, now)
                 self.ask(topic, now)
 
     def topic(self, name: bytes) -> OwnedTopic:
@@ -352,7 +352,7 @@ class Ownership(Part):
         source = gateway_source(gateway, closing)
         gated = behind != "" and topic.closed.get(source, 0) < errand.epoch
         errand.behind = behind if gated else ""
-        if not gated and source not in topic.parked and not (topic.mine and errand.epoch == topic.epoch):
+        if not gated and source not in topic.newest and not (topic.mine and errand.epoch == topic.epoch):
             source = OWN
         self._intake(topic, source, errand, None, publication, now)
 
@@ -375,12 +375,19 @@ class Ownership(Part):
     ) -> None:
         """Messages that are to be ordered go on from here, or wait."""
         behind_epoch = errand.epoch if errand.behind else 0
-        # Sent in an earlier epoch, to be passed on: the same as what this broker has passed on so far, and has to come behind.
-        behind_own = errand.epoch < topic.epoch
-        if source not in topic.parked and self._passes(topic, source, behind_epoch, behind_own):
-            self._take(topic, publication.anew(), publication.sequence, errand.flags, who, now)
-            return
-        session = self._parking(topic, source, behind_epoch, now)
+        # Sent in an earlier epoch: what came so before was passed on, and is to come round first.
+        behind_own = errand.epoch < topic.epoch and (source in topic.passed or source not in self.fabric.peers)
+        session = topic.newest.get(source)
+        if session is None:
+            if self._passes(topic, source, behind_epoch, behind_own):
+                if topic.state == ELSEWHERE:
+                    topic.passed.add(source)
+                self._take(topic, publication.anew(), publication.sequence, errand.flags, who, now)
+                return
+            session = self._parking(topic, source, behind_epoch, now)
+        elif behind_epoch > max(session.behind_epoch, topic.closed.get(source, 0)):
+            # What waits there may be what this waits for, and is to go on without it.
+            session = self._parking(topic, further_queue(source, behind_epoch), behind_epoch, now)
         session.behind_own = session.behind_own or behind_own
         said = NO_IDENTITY if who is None else errands.identity(who.origin, who.epoch, who.sequence)
         via = errands.parked(topic.epoch, "", errand.flags, said)
@@ -444,18 +451,19 @@ class Ownership(Part):
 
     # --- waiting --------------------------------------------------------------------------------------------------------
 
-    def _parking(self, topic: OwnedTopic, source: str, behind_epoch: int, now: float) -> ParkingSession:
-        session = topic.parked.get(source)
+    def _parking(self, topic: OwnedTopic, queue: str, behind_epoch: int, now: float) -> ParkingSession:
+        session = topic.parked.get(queue)
         if session is None:
-            made = self.fabric.channels.session_for(parking_name(topic.name, source))
+            made = self.fabric.channels.session_for(parking_name(topic.name, queue))
             if not isinstance(made, ParkingSession):
                 raise TypeError("a parking queue with the name of a broker")
             session = made
             session.ownership = self
             session.behind_epoch = behind_epoch
-            session.behind_own = source == OWN
+            session.behind_own = session.source == OWN
             session.until = now + WAIT_S
-            topic.parked[source] = session
+            topic.parked[queue] = session
+            topic.newest[session.source] = session
         self.watch(topic, now)
         return session
 
@@ -476,17 +484,25 @@ class Ownership(Part):
 
     def release(self, topic: OwnedTopic, now: float) -> None:
         """Let go on what need not wait any more, and hear the words that were waiting behind it."""
-        for source, session in list(topic.parked.items()):
-            if self._passes(topic, source, session.behind_epoch, session.behind_own):
+        waiting: set[str] = set()
+        for session in list(topic.parked.values()):
+            source = session.source
+            if source not in waiting and self._passes(topic, source, session.behind_epoch, session.behind_own):
                 self._empty(topic, session, now)
+            if session.queue_name in topic.parked:
+                waiting.add(source)
         if topic.waiting_words:
             words, topic.waiting_words = topic.waiting_words, []
             for word in words:
                 self.words.closed(topic, word, now)
 
     def _empty(self, topic: OwnedTopic, session: ParkingSession, now: float) -> None:
+        if topic.state == ELSEWHERE:
+            topic.passed.add(session.source)
         if session.empty(now):
-            topic.parked.pop(session.source, None)
+            topic.parked.pop(session.queue_name, None)
+            if topic.newest.get(session.source) is session:
+                del topic.newest[session.source]
             self._engine.sessions.end(session, now)
             for file_number in session.useless_files:
                 if session.spool is not None:
@@ -502,7 +518,7 @@ class Ownership(Part):
     def _look(self, topic: OwnedTopic, now: float) -> bool:
         """End waits whose time is over; returns whether there are more."""
         if topic.own_behind_epoch and topic.own_until <= now:
-            topic.own_behind_epoch = 0
+            topic.came_round()
             self.late_gates += 1
             self.changed(topic)
         for session in topic.parked.values():

@@ -1,8 +1,9 @@
 """Messages of an owned topic that have to wait at this broker: nobody knows the owner, or something has to come before them.
 
 They wait in the queue of a session like that of another broker (journal, files and bounds are the same), one for each topic
-and *source*: the broker or gateway that they came from, in whose order they stay. When the wait is over all of them are taken
-out at once, and the session ends. QoS 0 messages wait in memory, a few of them: after a crash nobody misses them.
+and *source*: the broker or gateway that they came from, in whose order they stay. A source has a further queue, behind that
+one, for what has to wait for more than what is in it. When the wait is over all of a queue is taken out at once, and the
+session ends. QoS 0 messages wait in memory, a few of them: after a crash nobody misses them.
 """
 
 from __future__ import annotations
@@ -24,19 +25,30 @@ PARKING_PREFIX: Final = "\1"
 """Begins the name of such a session in the place of a broker's name, which is printable."""
 
 _BETWEEN: Final = "\1"
+_FURTHER: Final = "\3"
 
 MAX_UNRELIABLE_BYTES: Final = 262_144
 """QoS 0 messages that wait, of one topic and source. Beyond, the oldest are dropped and counted."""
 
 
-def parking_name(topic: bytes, source: str) -> str:
-    return PARKING_PREFIX + source + _BETWEEN + topic.decode("utf-8")
+def further_queue(source: str, behind_epoch: int) -> str:
+    """The name of a source's queue for what waits for its word CLOSED of this epoch, while it has another queue already."""
+    return f"{source}{_FURTHER}{behind_epoch:x}"
+
+
+def parking_name(topic: bytes, queue: str) -> str:
+    return PARKING_PREFIX + queue + _BETWEEN + topic.decode("utf-8")
 
 
 def parse_parking_name(name: str) -> tuple[bytes, str]:
-    """(topic, source) of a session's name."""
-    source, _, topic = name[1:].partition(_BETWEEN)
-    return topic.encode("utf-8"), source
+    """(topic, queue) of a session's name."""
+    queue, _, topic = name[1:].partition(_BETWEEN)
+    return topic.encode("utf-8"), queue
+
+
+def source_of(queue: str) -> str:
+    """Whose queue it is."""
+    return queue.partition(_FURTHER)[0]
 
 
 class ParkingSession(PeerSession):
@@ -44,7 +56,8 @@ class ParkingSession(PeerSession):
 
     def __init__(self, name: str, session_number: int, effects: Effects, max_messages: int, max_bytes: int) -> None:
         super().__init__(name, session_number, effects, max_messages, max_bytes)
-        self.topic, self.source = parse_parking_name(name)
+        self.topic, self.queue_name = parse_parking_name(name)
+        self.source = source_of(self.queue_name)
         self.ownership: Ownership | None = None
         self.until = 0.0
         #: What must have come before: the word CLOSED of ``source``, in this epoch or a later one. 0: nothing.

@@ -110,6 +110,8 @@ class Replication(Part):
         #: Topics whose message came from a third broker while its origin is away, and that origin. It may have been queued for
         #: us there, so subscribers are told when that is known.
         self._untold: dict[bytes, str] = {}
+        #: The latest change of others that is known here, by origin: a message may bring one that no batch has brought yet.
+        self._latest: dict[str, int] = {}
         # Of topics whose messages may come by other ways than from their origin: what subscribers were told.
         self._told: dict[tuple[bytes, int, str], None] = {}
         self._lines: dict[str, Line] = {}
@@ -127,6 +129,7 @@ class Replication(Part):
             fabric.seen_stamp(version.stamp)
             if version.origin == self._me:
                 self._last = max(self._last, version.stamp)
+            self._latest[version.origin] = max(self._latest.get(version.origin, 0), version.stamp)
             if self._retained.get(topic) is None:
                 self._cleared[topic] = now
         self._last = max(self._last, self._retained.seen.pop(self._me, 0))
@@ -176,6 +179,8 @@ class Replication(Part):
 
     def _set(self, topic: bytes, stamp: int, origin: str) -> None:
         self._retained.versions[topic] = Version(stamp, origin)
+        if stamp > self._latest.get(origin, 0):
+            self._latest[origin] = stamp
         self._cleared.pop(topic, None)
         self._unkept.pop(topic, None)
         self._untold.pop(topic, None)
@@ -249,6 +254,10 @@ class Replication(Part):
         for origin, stamp in self._retained.seen.items():
             if origin not in unkept and stamp > seen.get(origin, 0) and self._answers_for(origin, line.peer):
                 job.through[origin] = stamp
+        for origin, stamp in self._latest.items():
+            if stamp > seen.get(origin, 0) and self._answers_for(origin, line.peer):
+                job.topics = list(self._retained.versions)
+                break
         if job.through or unkept or self._last > seen.get(self._me, 0):
             job.topics = list(self._retained.versions)
         # Said in any case: messages that were on their way have arrived then.
@@ -349,6 +358,11 @@ class Replication(Part):
             self._check_topic(topic)
             self._fabric.seen_stamp(stamp)
             self._set(topic, stamp, origin)
+            if origin == self._me and stamp > self._last:
+                # It was lost here, in a crash, before the journal had it, and so others may never have heard of it.
+                self._last = stamp
+                self._changed[topic] = []
+                self._batch_at = min(self._batch_at, now + self._interval)
             if message is None:
                 self._engine.inbound.clear_retained(topic, now)
             else:
@@ -440,6 +454,8 @@ class Replication(Part):
                 break
             self._forget(topic)
         named = {version.origin for version in self._retained.versions.values()}
+        for origin in [origin for origin in self._latest if origin not in named]:
+            del self._latest[origin]
         effects = self._engine.effects
         for origin in list(self._retained.seen):
             name, _, epoch = origin.partition("\0")

@@ -10,8 +10,9 @@ from nearcast.fabric import owner_errands as errands
 from nearcast.fabric.identities import Identity
 from nearcast.fabric.owner_errands import OwnerErrand
 from nearcast.fabric.owner_words import WAIT_S
+from nearcast.fabric.parking import further_queue, parking_name, parse_parking_name, source_of
 from nearcast.fabricconfig import Fabric as FabricSettings
-from nearcast.mqtt.publication import build_all
+from nearcast.mqtt.publication import build, build_all
 from tests.fabric_clients import Client
 from tests.fabric_harness import End
 from tests.ownership_harness import OWNED_CLASS, OwnedMesh
@@ -387,6 +388,73 @@ def test_a_topic_that_comes_back_at_once_waits_for_what_was_passed_on_meanwhile(
     subscriber.read()
     assert subscriber.payloads == [b"first", b"second", b"third"]
     assert sum(node.fabric.ownership.late_gates for node in mesh.nodes.values()) == 0
+
+
+class Owner:
+    """Broker a, which was a source, has just been made the owner, and waits for its own word from b, the owner before.
+    ``passed`` is what c sent it meanwhile, and it passed on."""
+
+    BEFORE = 1_000
+    EPOCH = 2_000
+
+    def __init__(self, passed: bytes = b"") -> None:
+        self.mesh = OwnedMesh("a", "b", "c")
+        self.subscriber = Client(self.mesh.nodes["a"], "subscriber")
+        self.subscriber.subscribe(TOPIC)
+        self.mesh.run()
+        self._sequence = 1
+        self.ownership = self.mesh.nodes["a"].fabric.ownership
+        self.ownership.told(TOPIC, self.BEFORE, "b", self.mesh.now)
+        Client(self.mesh.nodes["a"], "publisher").publish(TOPIC, b"", 1)
+        if passed:
+            self.arrives("c", errands.to_owner(self.BEFORE - 1, "", 0, errands.NO_IDENTITY), passed)
+        self.ownership.told(TOPIC, self.EPOCH, "a", self.mesh.now, True)
+
+    def arrives(self, sender: str, via: str, payload: bytes = b"") -> None:
+        publication = build(TOPIC.encode(), payload, 1, False)
+        publication.sequence = self._sequence
+        self._sequence += 1
+        node = self.mesh.nodes["a"]
+        self.ownership.arrived(node.fabric.peers[sender], publication, via, self.mesh.now)
+        node.flush()
+
+    def closed(self, source: str) -> None:
+        self.arrives("b", errands.word(errands.CLOSED, self.EPOCH, "a", source))
+
+    @property
+    def ordered(self) -> list[bytes]:
+        self.subscriber.read()
+        return self.subscriber.payloads
+
+
+def test_what_waits_for_less_is_not_followed_by_what_waits_for_more() -> None:
+    """A source's old messages go on when those before them have come round; of its new ones, some went another way."""
+    owner = Owner(passed=b"first")
+    owner.arrives("c", errands.to_owner(Owner.BEFORE, "", 0, errands.NO_IDENTITY), b"second")
+    owner.arrives("c", errands.to_owner(Owner.EPOCH, "b", 0, errands.NO_IDENTITY), b"fourth")
+    assert owner.ordered == []
+    owner.arrives("b", errands.to_owner(Owner.EPOCH, "", 0, errands.identity("c", 1, 1)), b"first")
+    owner.closed("a")
+    assert owner.ordered == [b"first", b"second"]
+    owner.arrives("b", errands.to_owner(Owner.EPOCH, "", 0, errands.identity("c", 1, 3)), b"third")
+    owner.closed("c")
+    assert owner.ordered == [b"first", b"second", b"third", b"fourth"]
+    assert not owner.ownership.parking_sessions()
+
+
+def test_a_word_does_not_wait_for_what_nothing_before_it_went_by() -> None:
+    """The owner's own word may stand behind the very messages that wait for this one."""
+    owner = Owner()
+    owner.arrives("c", errands.to_owner(Owner.EPOCH, "b", 0, errands.NO_IDENTITY), b"second")
+    assert owner.ordered == []
+    owner.closed("c")
+    assert owner.ordered == [b"second"]
+
+
+def test_the_queues_of_a_source_are_known_by_their_names() -> None:
+    assert source_of(further_queue("c", 0x7D0)) == source_of("c") == "c"
+    name = parking_name(TOPIC.encode(), further_queue("c", 0x7D0))
+    assert parse_parking_name(name) == (TOPIC.encode(), further_queue("c", 0x7D0))
 
 
 def test_a_word_finds_room_where_messages_do_not() -> None:

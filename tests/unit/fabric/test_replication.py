@@ -496,3 +496,32 @@ def test_topics_of_class_local_stay_at_home() -> None:
     assert retained(a) == {"private/1": b"x", "public/1": b"y"}
     assert retained(b) == {"public/1": b"y"}
     assert subscriber.payloads == [b"y"]
+
+
+# semantics: R1 R8
+def test_a_change_that_its_broker_lost_before_it_was_on_disk_comes_back_from_who_got_the_message() -> None:
+    mesh = Mesh()
+    a, b, c = mesh.add("a", durable=True), mesh.add("b", durable=True), mesh.add("c")
+    mesh.link("a", "b")
+    mesh.link("a", "c")
+    mesh.link("b", "c")
+    Client(b, "subscriber").subscribe("state/#")
+    mesh.run()
+    publisher = Client(a, "publisher")
+    publisher.publish("state/1", b"old", 1, retain=True)
+    mesh.advance(3)
+    saved = dict(a.storage.safe)
+    publisher.publish("state/1", b"new", 0, retain=True)  # to b with the message; c would get it with the next batch
+    mesh.run()
+    assert retained(b) == {"state/1": b"new"}
+    assert retained(c) == {"state/1": b"old"}
+    a.storage.safe = saved
+    a.crash()
+    assert retained(a) == {"state/1": b"old"}
+    mesh.link("a", "c")
+    mesh.run()
+    mesh.link("a", "b")
+    mesh.run()
+    mesh.advance(3)
+    for node in (a, b, c):
+        assert retained(node) == {"state/1": b"new"}
