@@ -279,6 +279,22 @@ class Mirror:
         properties_end: i64 = at + 1 + run[at] if run[at] < 128 else stop
         return run.find(TOPIC_ALIAS, at + 1, properties_end) >= 0
 
+    def without_unreliable(self, run: bytes) -> bytes:
+        """Packets without PUBLISH at QoS 0, but for those that may define a topic alias, which later ones use. The last packet
+        stays if it is not whole: nobody can have acted on that."""
+        kept: list[bytes] = []
+        position: i64 = 0
+        end: i64 = len(run)
+        while position < end:
+            stop = packet_end(run, position, end)
+            if stop == 0 or stop > end:
+                kept.append(run[position:])
+                break
+            if run[position] & 0xF6 != PUBLISH << 4 or self.has_alias(run, position, stop):
+                kept.append(run[position:stop])
+            position = stop
+        return b"".join(kept)
+
     def unaliased(self, raw: bytes) -> Publish | None:
         """A PUBLISH that uses or defines a topic alias, with the topic in its place; none if it is no such packet, or a wrong
         one."""

@@ -238,8 +238,9 @@ class Moves:
             else:
                 self._resume(move, reason, now)
 
-    def _take_back(self, move: Move, reason: str, now: float) -> None:
-        """The new broker does not have the client: the old one still does."""
+    def _take_back(self, move: Move, reason: str, now: float, *, lost: bool = False) -> None:
+        """The new broker does not have the client: the old one still does. One that was ``lost`` may have had it, and have
+        passed on what it was sent at QoS 0: that does not go out again."""
         line = move.origin.line
         if self._gateway.lines.get(line.name) is not line:
             self._resume(move, reason, now)
@@ -254,8 +255,11 @@ class Moves:
         line.adopt(channel, move.number, tunnel.client_id)
         tunnel.upstream = channel
         if failed is not None and failed.copies is not None:
-            for data in failed.copies:
-                channel.send(data)
+            sent = b"".join(failed.copies)
+            if lost and tunnel.mirror is not None:
+                sent = tunnel.mirror.without_unreliable(sent)
+            if sent:
+                channel.send(sent)
         tunnel.drain()
 
     def _resume(self, move: Move, reason: str, now: float) -> None:
@@ -284,7 +288,7 @@ class Moves:
             if move.adopted or move.phase == RETURNING:
                 self._resume(move, f"{line.name} was lost", now)
             else:
-                self._take_back(move, f"{line.name} was lost", now)
+                self._take_back(move, f"{line.name} was lost", now, lost=True)
         elif move.frozen:
             pass  # the session is on its way to the new broker, which says whether it has it
         elif move.adopted:

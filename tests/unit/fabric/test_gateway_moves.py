@@ -218,6 +218,27 @@ def test_a_broker_that_is_lost_at_any_moment_of_a_move(steps: int, lost: str) ->
     assert not host.machine.moves.under_way
 
 
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("steps", range(0, 60, 2))
+def test_what_a_broker_that_is_lost_in_a_move_may_have_passed_on_at_qos_0_comes_once(steps: int, version: int) -> None:
+    host = gateway("a", "b", "c", settings=GatewaySettings(move_timeout_s=2))
+    client, other = at(host, "a", "c", version), at(host, "c", "s")
+    subscribe(other, "own", 1)
+    rng = random.Random(steps)
+    move(host, client, "b")
+    for number in range(steps):
+        client.whisper(_raw(Publish("own", b"%d" % number, 0), version))
+        _step(host, rng)
+    client.whisper(_raw(Publish("own", b"last", 1, packet_id=77), version))
+    host.cut("b")
+    for _ in range(40):
+        host.advance(0.1)
+    came = [packet.payload for packet in other.take() if isinstance(packet, Publish)]
+    assert len(came) == len(set(came))
+    assert came[-1] == b"last"
+    assert [packet.packet_id for packet in client.take() if isinstance(packet, PubAck)] == [77]
+
+
 def test_clients_leave_a_broker_that_is_no_longer_configured() -> None:
     host = gateway("a", "b")
     clients = [at(host, "a", f"c{number}") for number in range(5)]
