@@ -155,6 +155,19 @@ def test_what_is_sent_again_has_its_topic_whatever_an_alias_means_by_then() -> N
     assert seen.aliases == {1: b"second"}
 
 
+def test_messages_at_qos_0_are_taken_out_where_no_later_one_needs_them() -> None:
+    seen = mirror()
+    defining = encode(Publish("t", b"alias", 0, properties=Properties(topic_alias=1)), 5)
+    one, other = encode(Publish("t", b"1", 0), 5), encode(Publish("t", b"2", 0, retain=True), 5)
+    kept = encode(Publish("t", b"3", 1, packet_id=1), 5)
+    assert seen.without_unreliable(one + kept + defining + other + encode(PingReq(), 5)) == kept + defining + encode(
+        PingReq(), 5
+    )
+    assert seen.without_unreliable(one + other) == b""
+    assert seen.without_unreliable(kept + one[:-1]) == kept + one[:-1]
+    assert mirror(4, 0).without_unreliable(encode(Publish("t", b"1", 0), 4)) == b""
+
+
 def test_a_request_without_an_answer_is_made_again() -> None:
     seen = mirror()
     seen.outgoing(encode(Subscribe(9, [SubscriptionRequest("a")]), 5) + encode(PingReq(), 5))
