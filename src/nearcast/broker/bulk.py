@@ -15,10 +15,14 @@ import asyncio
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import msgspec
 
 from nearcast import __version__
 from nearcast.broker.bulk_requests import BulkRequests, refusal, refused
+from nearcast.broker.relayed import Relayed
+from nearcast.broker.sources import Kept
 from nearcast.errors import NearcastError, RemoteProtocolError, StorageUnavailable
 from nearcast.mqtt import reasons
 from nearcast.mqtt.access import Credentials, Peer, Verdict
@@ -156,9 +160,9 @@ class BulkPort:
         self._closed = True
         await self.requests.close()
 
-    async def load(self, extents: Extents) -> memoryview:
-        """The bytes of a read, from memory or, in a thread, from disk."""
-        files = self.broker.topics.files
+    async def load(self, source: str, extents: Extents) -> memoryview:
+        """The bytes of a read, from memory or, in a thread, from disk. ``source``: whose log it is."""
+        files = self.requests.sources.kept(source).files
         if files is None:
             raise StorageUnavailable("topics", "the broker is stopping")
         return await files.load(extents)
@@ -193,7 +197,10 @@ class BulkPort:
 class BulkTransport(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, broker: Broker, listener: BoundListener) -> None:
+    trusted: ClassVar[bool] = False
+    """Whether it is another broker, which looked at its client's rights itself."""
+
+    def __init__(self, broker: Broker, listener: BoundListener | None) -> None:
         self.broker = broker
         self.listener = listener
         self.port = broker.bulk
@@ -213,7 +220,11 @@ class BulkTransport(asyncio.Protocol):
         self._going_on = False
         self._pumping = False
         self._read_under_way = False
-        self._streams: dict[int, ReadStream] = {}
+        self._streams: dict[int, ReadStream | Relayed] = {}
+        self._sources: dict[int, str] = {}
+        """Of streams that replica sets have here, the set."""
+        self._opening: dict[int, wire.Open] = {}
+        """Streams that wait until the replica here has caught up."""
         self._turns: deque[int] = deque()
         self.uploads: dict[int, object] = {}
         self._last_heard = 0.0
@@ -224,8 +235,10 @@ class BulkTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)
         self.transport = stream
-        self.peer = self.listener.peer_of(stream)
-        if not self.listener.admits(self.peer):
+        listener = self.listener
+        if listener is not None:
+            self.peer = listener.peer_of(stream)
+        if listener is None or not listener.admits(self.peer):
             self.state = CLOSED
             stream.abort()
             return
@@ -258,7 +271,7 @@ class BulkTransport(asyncio.Protocol):
         self.transport = None
         was_in = self.state == READY or bool(self.client_id)
         self.state = CLOSED
-        for number in list(self._streams):
+        for number in [*self._streams, *self._opening]:
             self._forget_stream(number)
         self._frames.clear()
         self.port.requests.staging.lost(self)
@@ -377,22 +390,36 @@ class BulkTransport(asyncio.Protocol):
             if stream is not None:
                 stream.grant(content.bytes)
                 self.pump_soon()
+            elif number in self._opening:
+                asked = self._opening[number]
+                self._opening[number] = msgspec.structs.replace(asked, credit=asked.credit + max(0, content.bytes))
         elif isinstance(content, wire.Close):
             self._closed_by_client(number)
-        elif number in self._streams or (number in self.uploads and not isinstance(content, wire.StageEnd)):
+        elif (
+            number in self._streams
+            or number in self._opening
+            or (number in self.uploads and not isinstance(content, wire.StageEnd))
+        ):
             raise RemoteProtocolError(reasons.PROTOCOL_ERROR, "a number that is in use")
         elif isinstance(content, wire.Open):
             self._open(number, content)
         else:
             self.port.requests.handle(self, number, content)
 
+    def _in_use(self, number: int, content: wire.FromClient) -> bool:
+        if number in self._streams or number in self._opening:
+            return True
+        return number in self.uploads and not isinstance(content, wire.StageEnd)
+
     # --- streams ------------------------------------------------------------------------------------------------------------
 
     def _open(self, number: int, content: wire.Open) -> None:
         most = self.broker.config.topic_log.max_readers
         try:
-            log = self.port.requests.readable_log(self, content.filters)
-            if len(self._streams) >= MAX_STREAMS or self.port.stream_count >= most:
+            requests = self.port.requests
+            requests.check_read(self, content.filters)
+            sources = requests.sources.of(content.filters, content.keeper, trusted=self.trusted)
+            if len(self._streams) + len(self._opening) >= MAX_STREAMS or self.port.stream_count >= most:
                 raise refused(
                     reasons.QUOTA_EXCEEDED,
                     f"{most} streams are open over all, or {MAX_STREAMS} on this connection: close some, or raise"
@@ -403,18 +430,42 @@ class BulkTransport(asyncio.Protocol):
                     reasons.QUOTA_EXCEEDED,
                     f"open streams hold {self.port.listed_count:,} indexes of topics, {MAX_LISTED:,} are allowed: close some",
                 )
-            stream = ReadStream(number, content, log)
+            if len(sources) > 1 or not requests.sources.serves(sources[0]):
+                self._begin(requests.relay(self, number, content, sources))
+            elif requests.sources.lags(sources[0], content):
+                self._opening[number] = content
+                requests.catch_up(self, number, sources[0], content)
+            else:
+                self._begin_here(number, content, requests.sources.kept(sources[0]))
         except NearcastError as error:
             self.send(number, refusal(error))
+
+    def caught_up(self, number: int, source: str, error: NearcastError | None) -> None:
+        """The replica here has what a stream is about, or cannot know."""
+        content = self._opening.pop(number, None)
+        if content is None or self.state != READY:
             return
-        self._streams[number] = stream
+        try:
+            if error is not None:
+                raise error
+            self._begin_here(number, content, self.port.requests.sources.kept(source))
+        except NearcastError as refused_for:
+            self.send(number, refusal(refused_for))
+
+    def _begin_here(self, number: int, content: wire.Open, kept: Kept) -> None:
+        if kept.source:
+            self._sources[number] = kept.source
+        self._begin(ReadStream(number, content, kept.log, kept.hidden))
+
+    def _begin(self, stream: ReadStream | Relayed) -> None:
+        self._streams[stream.number] = stream
         self.port.stream_count += 1
         self.port.listed_count += stream.listed_count
-        self._turns.append(number)
+        self._turns.append(stream.number)
         self.pump_soon()
 
     def _closed_by_client(self, number: int) -> None:
-        if number in self._streams:
+        if number in self._streams or number in self._opening:
             self._forget_stream(number)
             self.send(number, wire.End())
         elif number in self.uploads:
@@ -422,11 +473,15 @@ class BulkTransport(asyncio.Protocol):
             self.send(number, wire.End())
 
     def _forget_stream(self, number: int) -> None:
+        self._opening.pop(number, None)
+        self._sources.pop(number, None)
         stream = self._streams.pop(number, None)
         if stream is not None:
             self.port.stream_count -= 1
             self.port.listed_count -= stream.listed_count
             self._turns.remove(number)
+            if not isinstance(stream, ReadStream):
+                stream.close()
 
     def pump_soon(self) -> bool:
         """Go on with streams at the next turn of the event loop; whether there is something to go on with."""
@@ -452,7 +507,7 @@ class BulkTransport(asyncio.Protocol):
             stream = self._streams[self._turns[0]]
             self._turns.rotate(-1)
             try:
-                step = self._step(stream)
+                step = self._step(stream) if isinstance(stream, ReadStream) else self._relay(stream)
                 if step == MORE:
                     self.pump_soon()
                 if step != IDLE:
@@ -488,7 +543,8 @@ class BulkTransport(asyncio.Protocol):
             return IDLE if stream.waiting else MORE
         self._read_under_way = True
         self.port.read_begun()
-        reading = asyncio.get_running_loop().create_task(self.port.load(extents), name="bulk-read")
+        source = self._sources.get(number, "")
+        reading = asyncio.get_running_loop().create_task(self.port.load(source, extents), name="bulk-read")
         reading.add_done_callback(partial(self._read_done, stream))
         return BUSY
 
@@ -507,7 +563,27 @@ class BulkTransport(asyncio.Protocol):
                     self._send_batch(stream.number, batch)
         self.pump_soon()
 
-    def _end_stream(self, stream: ReadStream, error: NearcastError) -> None:
+    def _relay(self, stream: Relayed) -> int:
+        """The same for a stream that others read: pass on what came of it."""
+        for content in stream.news():
+            self.send(stream.number, content)
+        if stream.finished:
+            self._forget_stream(stream.number)
+            self.send(stream.number, wire.End())
+            return MORE
+        if stream.credit <= 0:
+            return IDLE
+        found = stream.take()
+        if found is None:
+            return IDLE
+        before, data, progress = found
+        for content in before:
+            self.send(stream.number, content)
+        if data:
+            self._send_batch(stream.number, Batch([data], progress.next_indexes))
+        return MORE
+
+    def _end_stream(self, stream: ReadStream | Relayed, error: NearcastError) -> None:
         self._forget_stream(stream.number)
         self.send(stream.number, refusal(error))
 
@@ -522,7 +598,7 @@ class BulkTransport(asyncio.Protocol):
         """Send a message."""
         self._write([wire.message(number, content)])
 
-    def send_data(self, number: int, data: bytes) -> None:
+    def send_data(self, number: int, data: bytes | memoryview) -> None:
         self._write([wire.data_header(number, len(data)), data])
 
     def _write(self, chunks: list[bytes | memoryview]) -> None:

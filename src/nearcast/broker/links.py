@@ -21,6 +21,7 @@ from nearcast.broker.probing import Probing
 from nearcast.broker.registering import Registering
 from nearcast.broker.replicating import Replicating
 from nearcast.broker.reporting import Reporting
+from nearcast.broker.set_lines import SetLines
 from nearcast.broker.spool_files import SPOOL, SpoolFiles
 from nearcast.config import LINK_KINDS, BrokerConfig
 from nearcast.errors import ConfigError, StorageUnavailable
@@ -80,6 +81,7 @@ class Links:
         wall_s = now + broker.engine.effects.wall_offset
         self.probing = Probing(self.fabric.name, secret, broker.monotonic, self.flush, wall_s)
         self.replicating = Replicating(broker, self.fabric, self.flush)
+        self.lines = SetLines(broker, self.fabric, self.flush)
         self.registering: Registering | None = None
         self.grouping: Grouping | None = None
         if settings.controller:
@@ -105,6 +107,7 @@ class Links:
 
     def close(self) -> None:
         """What is being written to the spool is to be whole before the journal is closed; the next start does not need it."""
+        self.lines.close()
         self.replicating.close()
         spool, self._spool = self._spool, None
         if spool is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from nearcast.broker.running_functions import RunningFunctions
 from nearcast.broker.set_files import SetFiles
+from nearcast.broker.topic_files import TopicFiles
 from nearcast.errors import ConfigError, StorageUnavailable
 from nearcast.fabric.fabric import Fabric
 from nearcast.fabric.hosted_sets import HostedSet
@@ -24,6 +25,7 @@ from nearcast.fabricconfig import ReplicaSet
 from nearcast.raft.configuration import Configuration
 from nearcast.raft.node import ROLES
 from nearcast.serving import logs
+from nearcast.topiclog.log import TopicLog
 from nearcast.topiclog.replica import ReplicaLog
 
 if TYPE_CHECKING:
@@ -87,8 +89,14 @@ class Replicating:
             files,
             Configuration(voters, (), definition.write_quorum),
         )
+        log.log.log.on_commit = self._broker.bulk.committed
         self._replicas[definition.name] = _Replica(files, log)
         return log
+
+    def readable(self, set_name: str) -> tuple[TopicLog, TopicFiles] | None:
+        """What readers of a set that is hosted here read."""
+        replica = self._replicas.get(set_name)
+        return None if replica is None else (replica.log.log.log, replica.files.topics)
 
     def request_sync(self, set_name: str, ready: int) -> None:
         replica = self._replicas[set_name]

@@ -153,8 +153,10 @@ class BlockingTopics:
                 return found
 
     def latest_index(self, topic: str) -> int:
-        """The index of the newest record; raises :class:`TopicUnknown` when the log has no such topic."""
-        for state in self.topics(topic):
+        """The index of the newest record, at whatever broker it was published: whoever was given a later one before does not
+        get an earlier one here. Raises :class:`TopicUnknown` when the log has no such topic."""
+        answer = self._answer(wire.ListTopics(records.checked_filters(topic), newest=True), wire.States)
+        for state in records.states_of(answer):
             if state.topic == topic:
                 return state.latest_index
         raise TopicUnknown(topic, f"the log has no topic {topic!r}: nothing was published to it since it is kept")

@@ -151,6 +151,10 @@ class TopicState:
     bytes: int
     first_time_us: int
     last_time_us: int
+    replica_set: str = ""
+    """The replica set that keeps it; empty: the broker itself does."""
+    leader: str = ""
+    """Who leads that set, as far as is known."""
 
     @property
     def latest_index(self) -> int:
@@ -285,7 +289,16 @@ def rules_of(answer: wire.Rules) -> list[KeptRule]:
 
 def states_of(answer: wire.States) -> list[TopicState]:
     return [
-        TopicState(state.topic, state.first_index, state.next_index, state.bytes, state.first_time_us, state.last_time_us)
+        TopicState(
+            state.topic,
+            state.first_index,
+            state.next_index,
+            state.bytes,
+            state.first_time_us,
+            state.last_time_us,
+            state.replica_set,
+            state.leader,
+        )
         for state in answer.states
     ]
 

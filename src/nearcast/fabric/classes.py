@@ -28,7 +28,7 @@ from nearcast.config import Retention, TopicRule
 from nearcast.errors import ConfigError
 from nearcast.mqtt.routing import FABRIC, GROUP, GROUP_FILTERED, HERE, OWNED_REACH, Route, Router, Target
 from nearcast.mqtt.session import Session
-from nearcast.mqtt.topics import filter_fault
+from nearcast.mqtt.topics import covers, filter_fault, overlaps
 from nearcast.topiclog.rules import RuleTable
 
 BRIDGED: Final = "bridged"
@@ -146,6 +146,24 @@ class TopicClasses:
         """The class of a topic."""
         rule = self._table.match(topic)
         return BRIDGED if rule is None else self._class_of[rule.topic]
+
+    def set_of(self, topic: bytes) -> str:
+        """The replica set that keeps a topic; empty if none does."""
+        topic_class = self.class_of(topic)
+        return topic_class[len(SET) :] if topic_class.startswith(SET) else ""
+
+    def keepers(self, topic_filter: str) -> tuple[list[str], bool]:
+        """The replica sets that may keep topics which a filter matches, by name, and whether others match it as well."""
+        found: set[str] = set()
+        for rule_filter, topic_class in self.rules:
+            if overlaps(rule_filter, topic_filter):
+                if topic_class.startswith(SET):
+                    found.add(topic_class[len(SET) :])
+                    if covers(rule_filter, topic_filter):
+                        return sorted(found), False
+                elif covers(rule_filter, topic_filter):
+                    break
+        return sorted(found), True
 
     def max_latency_ms(self, topic: bytes) -> float:
         """How long a message of an owned topic may take; 0: as long as it takes."""

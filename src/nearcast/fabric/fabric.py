@@ -34,6 +34,7 @@ from nearcast.fabric.ownership import Ownership
 from nearcast.fabric.parking import PARKING_PREFIX
 from nearcast.fabric.parts import Part, Peer
 from nearcast.fabric.presence import Presence
+from nearcast.fabric.reading_lines import ReadingLines
 from nearcast.fabric.relaying import RELAY_NAME
 from nearcast.fabric.replica_sets import ReplicaSets
 from nearcast.fabric.replication import Replication
@@ -124,6 +125,7 @@ class Fabric(Linking):
         self.sets = ReplicaSets(self, settings.replica_sets)
         self.classes.sets = self.sets
         self.ring = Ring(self, settings.ring)
+        self.lines = ReadingLines(self)
         self.broadcast.take_part()
         self.users[links.GATEWAY] = self.trunks
         self._begun = False

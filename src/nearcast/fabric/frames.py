@@ -116,6 +116,10 @@ SET_READ: Final = 128
 # The ring of replica sets, between brokers (nearcast.fabric.ring).
 RING: Final = 135
 
+# One broker reads another's logs (nearcast.fabric.reading_lines).
+LINE_ASK: Final = 140
+LINE_ANSWER: Final = 141
+
 LENGTH_BYTES: Final = 4
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nearcast.errors import NotLeader, ProposalRefused, RecordUnavailable, RemoteProtocolError, StorageCorrupt
@@ -132,6 +133,12 @@ class HostedSet:
         self.wants_settling = False
         """Whether something was asked of the core that :meth:`settle` has to carry out."""
         self.functions = SetFunctions(self)
+        self._reads: dict[int, Callable[[bool], None]] = {}
+        self._due_reads: list[tuple[int, Callable[[bool], None]]] = []
+        """Confirmed reads, and up to where the log here has to be committed for them."""
+        self._failed_reads: list[int] = []
+        self._last_read = 0
+        """Reads that are asked for here have numbers below 0, those of the ring above."""
         self._max_topic_levels = sets.fabric.limits.max_topic_levels
         #: Counters since the start.
         self.entries = 0
@@ -294,6 +301,40 @@ class HostedSet:
         for token in ready.failed_reads:
             self._asked.pop(token, None)
 
+    # --- reading --------------------------------------------------------------------------------------------------------
+
+    def read_index(self, done: Callable[[bool], None], now: float) -> None:
+        """Say ``done(True)`` once all that the set has committed now may be read here (linearizable, thesis §6.4);
+        ``done(False)`` if that cannot be known now. Not before this returns."""
+        self._last_read -= 1
+        self._reads[self._last_read] = done
+        self.wants_settling = True
+        try:
+            self.node.read(self._last_read, now)
+        except (NotLeader, ProposalRefused):
+            self._failed_reads.append(self._last_read)
+
+    def _answer_reads(self, ready: Ready) -> None:
+        for read in ready.reads:
+            done = self._reads.pop(read.token, None)
+            if done is not None:
+                self._due_reads.append((read.index, done))
+        self._failed_reads += ready.failed_reads
+
+    def _settle_reads(self) -> None:
+        failed, self._failed_reads = self._failed_reads, []
+        for token in failed:
+            done = self._reads.pop(token, None)
+            if done is not None:
+                done(False)
+        if self._due_reads:
+            due, self._due_reads = self._due_reads, []
+            for index, done in due:
+                if index <= self.commit:
+                    done(True)
+                else:
+                    self._due_reads.append((index, done))
+
     # --- entries --------------------------------------------------------------------------------------------------------
 
     def _propose(self, now: float) -> None:
@@ -373,10 +414,13 @@ class HostedSet:
             self._committed(now)
             if ready.reads or ready.failed_reads:
                 self._answered(ready)
+                self._answer_reads(ready)
             self.node.advance()
             if ready.must_sync:
                 self._sets.request_sync(self.name, ready.number)
             ready = self.node.ready()
+        if self._failed_reads or self._due_reads:
+            self._settle_reads()
         if self.leads:
             self._serve(now)
             self._let_go_on()

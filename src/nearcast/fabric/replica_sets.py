@@ -41,6 +41,8 @@ from nearcast.raft.settings import RaftSettings
 if TYPE_CHECKING:
     from nearcast.fabric.fabric import Fabric
     from nearcast.fabricconfig import ReplicaSet
+    from nearcast.mqtt.pledges import Pledge
+    from nearcast.mqtt.publication import Publication
 
 ASK_S: Final = 0.25
 """How often a broker that needs a set's leader and knows none asks the members."""
@@ -236,6 +238,19 @@ class ReplicaSets(Part):
             return True
         peer = self.fabric.peers.get(lead.name)
         return peer is not None and peer.has_room()
+
+    def publish(self, publication: Publication, publisher: str, now: float) -> Pledge | None:
+        """A message of a replicated topic that came in another way than MQTT, with QoS 1 or 2; the promise about it."""
+        route = self.fabric.engine.router.route_for(publication.topic)
+        watch = route.watch
+        if not isinstance(watch, SetWatch):
+            return None
+        effects = self.fabric.engine.effects
+        effects.pledge = None
+        watch.sponsor = publisher
+        self.fabric.engine.router.publish(route, publication, None, now)
+        watch.sponsor = ""
+        return effects.take_pledge()
 
     def propose(self, set_name: str, content: bytes, held: bool) -> None:
         """Send messages to a set's leader; ``held``: not before the journal has them."""

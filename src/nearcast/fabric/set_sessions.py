@@ -141,10 +141,12 @@ class SetWatch(RouteWatch):
     def __init__(self, session: SetSession) -> None:
         self.session = session
         self.way: list[Target] = [session.target.with_via("")]
+        #: Who publishes what no session does.
+        self.sponsor = ""
         self._publisher = ""
 
     def published(self, publication: Publication, publisher: Session | None, now: float) -> None:
-        name = "" if publisher is None else publisher.client_id
+        name = self.sponsor if publisher is None else publisher.client_id
         if name != self._publisher:
             self._publisher = name
             self.way[0] = self.session.target.with_via(name)

@@ -7,6 +7,7 @@ Nothing else of a connection waits: neither what it receives nor the answers to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nearcast.mqtt import reasons
@@ -26,6 +27,8 @@ class Pledge:
         self.is_settled = False
         self.reason_code: int = reasons.SUCCESS
         self.first_index = 0
+        #: Called once it is settled, for those that are no connection of a client.
+        self.on_settled: Callable[[Pledge], None] | None = None
         self._waiting: list[Connection] = []
 
     def awaited_by(self, connection: Connection) -> None:
@@ -41,6 +44,8 @@ class Pledge:
         waiting, self._waiting = self._waiting, []
         for connection in waiting:
             connection.settle_answers()
+        if self.on_settled is not None:
+            self.on_settled(self)
 
 
 class Answer:

@@ -118,6 +118,16 @@ class Reading:
         self._all_named = False
 
     @property
+    def opened(self) -> bool:
+        """Whether all topics that were there in the beginning are named."""
+        return self._all_named
+
+    @property
+    def over(self) -> bool:
+        """Whether it ended and all of it was taken."""
+        return self.ended and not self._batches
+
+    @property
     def ready(self) -> bool:
         """Whether :meth:`take` has something to say."""
         return bool(self._batches) or self.ended or self.error is not None
@@ -173,8 +183,10 @@ class Reading:
         if isinstance(content, wire.Progress):
             self._batch(content)
         elif isinstance(content, wire.Names):
-            # A new table: batches that wait here keep theirs.
-            topics = dict(self.topics) if self._batches else self.topics
+            # Batches that are there already keep their table if a number means something else from here on.
+            known = self.topics
+            renumbered = any(known.get(name.number, name.topic) != name.topic for name in content.names)
+            topics = dict(known) if renumbered or self._batches else known
             for name in content.names:
                 topics[name.number] = name.topic
                 self._next.setdefault(name.topic, name.start)
@@ -407,4 +419,5 @@ def _with(
         end_time_us=asked.end_time_us,
         follow=asked.follow,
         credit=credit,
+        keeper=asked.keeper,
     )

@@ -16,6 +16,7 @@ find out. No sockets, no threads, no clock here; the log is asked from the threa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from nearcast.config import TopicRule
@@ -51,12 +52,14 @@ class Batch:
 class ReadStream:
     """One stream of one reader. The driver calls :meth:`look` until it is ``opened`` and before each :meth:`plan`."""
 
-    def __init__(self, number: int, asked: wire.Open, log: TopicLog) -> None:
+    def __init__(self, number: int, asked: wire.Open, log: TopicLog, hidden: Callable[[bytes], bool] | None = None) -> None:
         self.number = number
         self.credit = 0
         self.opened = False
         self._asked = asked
         self._log = log
+        self._hidden = hidden
+        """Topics that a filter with wildcards does not find here: another log keeps them."""
         self._table = RuleTable(TopicRule(topic=topic_filter) for topic_filter in asked.filters)
         self._wild = any("+" in topic_filter or "#" in topic_filter for topic_filter in asked.filters)
         self._topics: dict[int, Topic] = {}
@@ -109,7 +112,12 @@ class ReadStream:
         by_time = self._asked.start == "time" or self._asked.end_time_us is not None
         for number in range(self._looked_at + 1, upto + 1):
             topic = log.numbered(number)
-            if topic is not None and number not in self._topics and self._table.match(topic.name) is not None:
+            if (
+                topic is not None
+                and number not in self._topics
+                and self._table.match(topic.name) is not None
+                and not (self._hidden is not None and self._hidden(topic.name))
+            ):
                 matching.append(topic)
                 name_bytes += len(topic.name)
                 if name_bytes >= MAX_NAMED_BYTES or (by_time and len(matching) >= MAX_SEARCHED):

@@ -89,10 +89,14 @@ class Ping(Message, frozen=True, tag="ping"):
 
 class ListTopics(Message, frozen=True, tag="topics"):
     """Which topics the log has: those that a filter matches, or without any filter all that the client may read. They are
-    listed by their number in the log; ``after`` continues an answer that had more."""
+    listed by their number in the log; ``after`` continues an answer that had more. ``keeper`` names the log: "set:NAME" that
+    of a replica set, "here" that of the broker that is asked, "" all that it has or can reach. With ``newest``, what replica
+    sets keep is told as it is now, by their leaders' word; without, as the replica knows that is asked."""
 
     filters: list[str]
     after: Number = -1
+    keeper: str = ""
+    newest: bool = False
 
 
 class FindIndexes(Message, frozen=True, tag="indexes"):
@@ -101,6 +105,7 @@ class FindIndexes(Message, frozen=True, tag="indexes"):
     filters: list[str]
     time_us: Number
     after: Number = -1
+    keeper: str = ""
 
 
 class Get(Message, frozen=True, tag="get"):
@@ -108,11 +113,13 @@ class Get(Message, frozen=True, tag="get"):
 
     topic: str
     index: Number
+    keeper: str = ""
 
 
 class Publish(Message, frozen=True, tag="publish"):
     """Append messages that share topic and properties (MQTT 5, encoded, without their length), and deliver them to
-    subscribers. Answered by :class:`Done` with the index of the first once all are committed."""
+    subscribers. Answered by :class:`Done` with the index of the first once all are committed: 0, if a replica set has them and
+    lost its leader before that one could say where."""
 
     topic: str
     payloads: list[bytes]
@@ -172,6 +179,7 @@ class Open(Message, frozen=True, tag="open"):
     end_time_us: Number | None = None
     follow: bool = False
     credit: Number = 0
+    keeper: str = ""
 
 
 class Credit(Message, frozen=True, tag="credit"):
@@ -268,6 +276,10 @@ class State(Message, frozen=True, tag="state"):
     bytes: int
     first_time_us: int
     last_time_us: int
+    replica_set: str = ""
+    """The set that keeps it; empty: one broker does."""
+    leader: str = ""
+    """Who leads that set, as far as is known."""
 
 
 class States(Message, frozen=True, tag="states"):

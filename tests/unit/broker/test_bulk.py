@@ -288,9 +288,9 @@ async def test_a_turn_to_read_is_passed_on_by_whoever_cannot_use_it(tmp_path: Pa
         load = found.bulk.load
         disk = asyncio.Event()
 
-        async def slow(extents: Extents) -> memoryview:
+        async def slow(source: str, extents: Extents) -> memoryview:
             await disk.wait()
-            return await load(extents)
+            return await load(source, extents)
 
         monkeypatch.setattr(found.bulk, "load", slow)
         for place, client in enumerate((first, gone, last)):
