@@ -174,3 +174,21 @@ def test_without_a_majority_what_was_committed_can_be_read(fabric: ControlledFab
 def follower_has(fabric: ControlledFabric) -> list[bytes]:
     with BlockingTopics(url(fabric, FOLLOWER)) as topics:
         return payloads(topics, "orders/x")
+
+
+def test_commands_work_at_any_broker(fabric: ControlledFabric) -> None:
+    for place, name in enumerate((LEADER, OUTSIDER), 1):
+        at = ("--url", url(fabric, name))
+        assert fabric.nearcast("topic", "publish", "orders/x", "-m", f"from {name}", *at) == f"orders/x {place}\n"
+        assert fabric.nearcast("topic", "get", "orders/x", "latest", *at) == f"from {name}\n"
+        assert fabric.nearcast("topic", "get", "orders/x", "1", *at) == f"from {LEADER}\n"
+        (shown,) = fabric.json("topic", "list", "orders/#", "--durable", *at)["topics"]
+        assert (shown["records"], shown["replica_set"], shown["leader"]) == (place, "eu", LEADER)
+        listed = fabric.nearcast("topic", "list", "orders/#", "--durable", *at)
+        assert "Leader" in listed
+        assert LEADER in listed
+        details = fabric.nearcast("topic", "show", "orders/x", *at)
+        assert "replica set" in details
+        assert "none any more" not in details
+        tailed = fabric.nearcast("topic", "tail", "orders/#", "--from", "earliest", "--count", str(place), "--raw", *at)
+        assert tailed.splitlines() == [f"from {each}" for each in (LEADER, OUTSIDER)[:place]]

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 HERE: Final = "here"
 """What a request says that is about a broker's own log and no other."""
 
-DEFINITE_S: Final = 10.0
-"""How long somebody waits who asks for the newest records of a replica set, when nobody can say which those are."""
+DEFINITE_S: Final = 3.0
+"""How long somebody waits who asks for the newest records of a replica set, when nobody can say which those are: several
+elections, and less than a broker waits that asks for its client."""
 
 FRESH_S: Final = 1.0
 """The same for somebody who reads all that there is, and then gets what this replica knows."""

@@ -251,7 +251,7 @@ def _index(topics: BlockingTopics, topic: str, index: str) -> int:
         state = next((item for item in topics.topics(topic) if item.topic == topic), None)
         if state is None:
             raise TopicUnknown(topic, common.nothing_of(topics, topic))
-        return state.first_index if index == "earliest" else state.latest_index
+        return state.first_index if index == "earliest" else topics.latest_index(topic)
     if not index.isascii() or not index.isdigit():
         raise typer.BadParameter(f"{index!r} is no index: use a number from 1 on, earliest or latest")
     return int(index)

@@ -48,7 +48,8 @@ def rules_table(rules: Sequence[TopicRule]) -> Table:
 
 def topics_table(states: Sequence[TopicState], now: datetime) -> Table:
     """What the log has of each topic."""
-    table = _table("Topic", "Records", "First", "Last", "Size", "Newest")
+    replicated = any(state.replica_set for state in states)
+    table = _table("Topic", "Records", "First", "Last", "Size", "Newest", *(["Set", "Leader"] if replicated else []))
     for column in table.columns[1:5]:
         column.justify = "right"
     for state in states:
@@ -60,6 +61,7 @@ def topics_table(states: Sequence[TopicState], now: datetime) -> Table:
             "-" if empty else str(state.latest_index),
             show_size(state.bytes),
             "-" if empty else show_ago(state.last_time_us, now),
+            *([Text(printable(state.replica_set)), Text(printable(state.leader))] if replicated else []),
         )
     return table
 
@@ -80,7 +82,10 @@ def topic_details(state: TopicState, rule: TopicRule | None, last_minute: int, n
         for name, time_us in (("oldest", state.first_time_us), ("newest", state.last_time_us)):
             lines.add_row(name, f"{show_time(time_us, now)} ({show_ago(time_us, now)})")
         lines.add_row("rate", f"{last_minute:,} in the last minute{_average(state)}")
-    if rule is None:
+    if state.replica_set:
+        lines.add_row("replica set", Text(printable(state.replica_set)))
+        lines.add_row("leader", Text(printable(state.leader) if state.leader else "none that is known now"))
+    elif rule is None:
         lines.add_row("rule", "none any more: what is here stays, new messages are not kept")
     else:
         lines.add_row("rule", Text(f"{printable(rule.topic)} ({rule.mode})"))
@@ -108,6 +113,7 @@ def state_fields(state: TopicState) -> dict[str, Any]:
         "bytes": state.bytes,
         "first_time": iso(state.first_time_us) if state.count else None,
         "last_time": iso(state.last_time_us) if state.count else None,
+        **({"replica_set": state.replica_set, "leader": state.leader or None} if state.replica_set else {}),
     }
 
 
