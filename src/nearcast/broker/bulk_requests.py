@@ -162,7 +162,9 @@ class BulkRequests:
                 raise refused(reasons.NOT_AUTHORIZED, f"reading {topic_filter!r} is not allowed here")
 
     def _may_read(self, transport: BulkTransport, topic: str) -> bool:
-        return transport.trusted or self._broker.access.may_subscribe(transport.client_id, transport.username, topic)
+        if transport.trusted:
+            return not topic.startswith("$")  # what a set keeps for itself
+        return self._broker.access.may_subscribe(transport.client_id, transport.username, topic)
 
     @property
     def log(self) -> TopicLog:

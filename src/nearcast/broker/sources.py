@@ -104,7 +104,9 @@ class Sources:
         """The sources that may have topics which a filter matches; without filters, all."""
         if keeper.startswith(SET):
             source = keeper[len(SET) :]
-            if trusted and not self.serves(source):
+            if not trusted:  # what a set keeps for itself is nobody's to read
+                raise RequestRefused(reasons.NOT_AUTHORIZED, "only brokers say in which log to look")
+            if not self.serves(source):
                 raise _misplaced(source)
             return [source]
         links = self._broker.links
