@@ -82,6 +82,8 @@ class Ownership(Part):
         self._waiting: dict[bytes, OwnedTopic] = {}
         # Brokers whose link was lost, and until when they may come back before others do what they were to do.
         self._lost: dict[str, float] = {}
+        # Those whose link was lost just now, unless another one has taken its place.
+        self._down: list[str] = []
         self._look_at = FOREVER
         self._sweep_at = 0.0
         self._reclassed = False
@@ -546,8 +548,7 @@ class Ownership(Part):
         self.words.migrate(order, now)
 
     def peer_down(self, peer: Peer, now: float) -> None:
-        for topic in list(self._waiting.values()):
-            self.words.lost(topic, peer.name, now)
+        self._down.append(peer.name)
         self._lost[peer.name] = now + WAIT_S
         for topic in self.topics.values():
             if topic.state == ELSEWHERE and topic.owner == peer.name:
@@ -598,6 +599,13 @@ class Ownership(Part):
     # --- time -----------------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
+        if self._down:
+            down, self._down = self._down, []
+            for name in down:
+                peer = self.fabric.peers.get(name)
+                if peer is None or not peer.up:
+                    for topic in list(self._waiting.values()):
+                        self.words.lost(topic, name, now)
         if self._reclassed:
             self._reclassed = False
             self._reclass(now)

@@ -71,7 +71,7 @@ class Brokers:
         return all(self.find(name) is not None for name in self.durable if self._is_meant(name))
 
     def find(self, name: str) -> FabricBroker | None:
-        broker = self._find(name)
+        broker = self._find(name) if name in self.durable else None
         return broker if broker is not None and broker.open else None
 
     def sessions_of(self, client: str) -> list[tuple[FabricBroker | CloudBroker, Session]]:

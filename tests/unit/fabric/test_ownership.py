@@ -390,6 +390,24 @@ def test_a_topic_that_comes_back_at_once_waits_for_what_was_passed_on_meanwhile(
     assert sum(node.fabric.ownership.late_gates for node in mesh.nodes.values()) == 0
 
 
+def test_a_link_that_takes_the_place_of_another_does_not_end_a_wait() -> None:
+    mesh = OwnedMesh("a", "b", "c")
+    Client(mesh.nodes["c"], "subscriber").subscribe(TOPIC)
+    mesh.run()
+    Client(mesh.nodes["a"], "publisher").publish(TOPIC, b"first", 1)
+    mesh.run()
+    assert mesh.migrate(TOPIC, "b") is None
+    run_but(mesh, "a", "c")
+    new_owner = mesh.nodes["b"]
+    peer = new_owner.fabric.peers["c"]
+    new_owner.fabric.ownership.peer_down(peer, mesh.now)
+    new_owner.fabric.ownership.peer_up(peer, mesh.now)
+    new_owner.flush()
+    assert mesh.owners(TOPIC) == []  # c may lack what a ordered
+    mesh.run()
+    assert mesh.owners(TOPIC) == ["b"]
+
+
 class Owner:
     """Broker a, which was a source, has just been made the owner, and waits for its own word from b, the owner before.
     ``passed`` is what c sent it meanwhile, and it passed on."""
