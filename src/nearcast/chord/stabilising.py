@@ -120,7 +120,7 @@ class Stabilising(Copying):
         self.fingers.remember((*vouch.successors, successor))
         if vouch.removed:
             if state.phase in (IN, LEAVING):
-                self.propose(Removed(keep=state.phase == IN))
+                self.propose(Removed(keep=True))
             return
         if vouch.granted and state.phase == IN:
             self.lease_until = max(self.lease_until, sent_at + self.settings.lease_s)
@@ -275,9 +275,9 @@ class Stabilising(Copying):
     def _beaten_by_other(self, broker: str, number: int, sender: Contact, now: float) -> None:
         """By a set that is not the predecessor: somebody is in between; or its range is this set's by now, and it is out."""
         state = self.state
-        if state.owns(sender.place):
+        if state.holds(sender.place):
             # It was taken over when its lease was over and this set had one. Whether it still has one is all the same.
-            self.confirm(lambda now: self.answer(broker, number, self._vouch(False, state.owns(sender.place), -1)))
+            self.confirm(lambda now: self.answer(broker, number, self._vouch(False, state.holds(sender.place), -1)))
             return
         if state.predecessor is not None and self._is_nearer_below(sender):
             self._below, self._below_at = sender, now

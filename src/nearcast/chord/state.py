@@ -147,6 +147,10 @@ class ReplicatedState:
     def owns(self, key: int) -> bool:
         return self.phase == IN and within(key, self.low, self.place)
 
+    def holds(self, key: int) -> bool:
+        """Whether a key is in the range, though it may not be answered for any more."""
+        return self.phase in (IN, LEAVING) and within(key, self.low, self.place)
+
     def chained(self, contacts: tuple[Contact, ...]) -> tuple[Contact, ...]:
         """Those before this set as it remembers them: once around at most, itself included."""
         names = [contact.name for contact in contacts[: self.chain]]
@@ -357,7 +361,8 @@ class ReplicatedState:
 
     def _copy(self, copy: Copy) -> Result:
         former = self.predecessor
-        if self.phase != IN or former is None or former.name != copy.sender or self.predecessor_life not in (0, copy.life):
+        is_on = self.phase in (IN, LEAVING)
+        if not is_on or former is None or former.name != copy.sender or self.predecessor_life not in (0, copy.life):
             return REFUSED
         shadow = self.shadows.get(copy.sender)
         if shadow is None or shadow.life != copy.life:

@@ -33,7 +33,7 @@ from nearcast.chord.messages import (
 )
 from nearcast.chord.records import Record
 from nearcast.chord.settings import RingSettings
-from nearcast.chord.state import IN, OUT
+from nearcast.chord.state import IN, OUT, ReplicatedState
 from nearcast.errors import ConfigError, RemoteProtocolError
 from tests.chord_harness import Ring
 
@@ -104,6 +104,31 @@ def test_the_last_set_does_not_leave() -> None:
     ring.do(ring.nodes["only"], ring.nodes["only"].leave(0.0))
     ring.run(3.0)
     assert ring.nodes["only"].state.phase == IN
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_when_all_leave_at_once_one_stays_with_everything(count: int) -> None:
+    names = NAMES[:count]
+    ring = filled(*names, topics=20)
+    for name in names:
+        ring.do(ring.nodes[name], ring.nodes[name].leave(ring.now))
+    ring.until(lambda: sum(ring.nodes[name].state.phase != OUT for name in names) == 1)
+    (last,) = [ring.nodes[name] for name in names if ring.nodes[name].state.phase != OUT]
+    ring.until(lambda: last.state.is_alone and last.has_lease(ring.now))
+    assert len(last.state.share) == 20
+    assert has_all(ring, 20)
+
+
+def test_a_ring_without_leases_closes_though_a_set_that_is_named_in_a_log_is_none_of_it() -> None:
+    """A set comes back with empty disks while nobody has a lease: no round comes around, and nobody could take it over."""
+    ring = filled()
+    wiped = ring.owner("t/1")
+    ring.nodes[wiped].restore(ReplicatedState(wiped, ring.nodes[wiped].state.chain))
+    for broker in list(ring.leaders.values()):
+        ring.lead(broker)
+    assert not any(node.has_lease(ring.now) for node in ring.leading())
+    ring.until(ring.is_whole)
+    assert has_all(ring), "its successor had a copy"
 
 
 def test_a_set_that_was_away_too_long_is_told_and_joins_again() -> None:
