@@ -17,6 +17,8 @@ from nearcast.chord.messages import (
     MAX_RECORD_BYTES,
     AnyBody,
     Beat,
+    Check,
+    Checked,
     Chunk,
     Copied,
     Copy,
@@ -31,6 +33,8 @@ from nearcast.chord.messages import (
     Message,
     NotLeader,
     Passed,
+    Repay,
+    Repayment,
     Round,
     Route,
     Value,
@@ -69,11 +73,15 @@ BODIES: list[AnyBody] = [
     Hints((CONTACT,)),
     Round("set-1", 8, "set-2", 3),
     Passed(False),
+    Check(),
+    Checked(True),
+    Repay("set-1 3", packed(4), packed(9), (Interval(packed(5), packed(6), "set-2 1"),)),
+    Repayment(True, packed(9)),
 ]
 
 
 def message(body: AnyBody) -> Message:
-    is_request = isinstance(body, Find | Beat | Join | Fetch | Copy | Depart | Get | Write | Hints | Round)
+    is_request = isinstance(body, Find | Beat | Join | Fetch | Copy | Depart | Get | Write | Hints | Round | Check | Repay)
     return Message("set-1" if is_request else "", 42, body)
 
 

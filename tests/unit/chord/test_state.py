@@ -5,7 +5,21 @@ from __future__ import annotations
 import random
 
 from nearcast.chord import messages
-from nearcast.chord.commands import Apply, Begin, Change, Enter, Found, Meet, Receive, Removed, Retire, Split, TakeOver
+from nearcast.chord.commands import (
+    Apply,
+    Begin,
+    Change,
+    Enter,
+    Found,
+    Meet,
+    Quit,
+    Receive,
+    Removed,
+    Repaid,
+    Retire,
+    Split,
+    TakeOver,
+)
 from nearcast.chord.contacts import Contact
 from nearcast.chord.identifiers import distance, identifier, packed, within
 from nearcast.chord.messages import Copy, Write
@@ -164,6 +178,25 @@ def test_without_a_copy_the_range_is_lost_and_nobody_says_what_was_in_it() -> No
     assert write(a, record, messages.RESTORE, source="b 7") == messages.CONFLICT, "it is known now"
 
 
+def test_who_gave_everything_back_says_so_but_for_what_it_did_not_know() -> None:
+    a, b = joined()
+    a.shadows.clear()
+    a.apply(TakeOver("b", 7, packed(b.low), ()))
+    absent = [topic for topic in (f"none/{number}" for number in range(200)) if within(identifier(topic), b.low, b.place)]
+    assert write(a, Record(absent[0]), messages.VERSION, 0) == messages.UNCERTAIN
+    unknown = identifier(absent[1])
+    rest = (Interval(packed(unknown - 1), packed(unknown), "c 3"),)
+    before = a.sequence
+    assert a.apply(Repaid("somebody 1", ())).done
+    assert a.sequence == before, "none of its business"
+    assert a.apply(Repaid("b 7", rest)).done
+    assert a.lost == rest
+    assert a.sequence > before, "the successor has to know"
+    assert write(a, Record(absent[0]), messages.VERSION, 0) == messages.DONE
+    assert write(a, Record(absent[1]), messages.VERSION, 0) == messages.UNCERTAIN
+    assert write(a, Record(absent[1]), messages.RESTORE, source="c 3") == messages.DONE
+
+
 def other_owner(record: Record) -> Record:
     return Record(record.topic, "other")
 
@@ -174,6 +207,11 @@ def test_who_is_removed_keeps_what_it_had_for_its_heirs() -> None:
     b.apply(Removed(keep=True))
     assert b.phase == OUT
     assert {key: record for key, (source, record) in b.estate.items() if source == "b 7"} == mine
+    debt, rest = b.debts["b 7"]
+    assert (debt.low, debt.high, rest) == (packed(identifier("a")), packed(b.place), ())
+    assert unpack(pack(b)).debts == b.debts
+    b.apply(Quit("b 7"))
+    assert not b.debts
 
 
 def test_one_that_leaves_answers_for_nothing() -> None:
