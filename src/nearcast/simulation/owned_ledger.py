@@ -25,7 +25,7 @@ from nearcast.scenario.identity import decode_identity
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.fabric_invariants import LATE_S, Brokers, FabricLedger
 from nearcast.simulation.hosts import Host
-from nearcast.simulation.mqtt_invariants import Key, Sent, Subscriber
+from nearcast.simulation.mqtt_invariants import Key, Sent, Stream, Subscriber
 from nearcast.simulation.owned_tables import OwnedRules
 
 Line = tuple[str, int]
@@ -127,11 +127,12 @@ class OwnedLedger(FabricLedger):
         if self._links_lost_s < 0.0:  # with a link goes what was on its way at QoS 0; the rest is owed, and looked at as such
             super()._check_complete()
 
-    def _check_last_retained(self) -> None:
-        if (
-            self._links_lost_s < 0.0 and not self._broker_died_s
-        ):  # else what comes late is ordered last, and retained (N9, N16)
-            super()._check_last_retained()
+    def _may_be_older(self, topic: str, stream: Stream) -> bool:
+        """What a broker or a link that was lost held up comes late, is ordered last then, and retained (N9, N16)."""
+        last = stream.messages.get(stream.acknowledged_retained)
+        if last is None or not self._rules.is_owned(topic):
+            return False
+        return max(self._links_lost_s, *self._broker_died_s.values(), -LATE_S - 1.0) >= last.message.sent_s - LATE_S
 
     def _check_calm(self) -> None:
         super()._check_calm()
