@@ -87,3 +87,21 @@ def test_a_fabric_that_is_started_again_as_a_whole_has_everything(fabric: Contro
     assert received(subscriber, 1) == [20]
     for client in (publisher, subscriber):
         client.close()
+
+
+def test_sets_of_real_brokers_are_a_ring(tmp_path: Path) -> None:
+    with ControlledFabric(tmp_path) as made:
+        made.start("b1", "b2", "b3", data=True, config="[fabric]\nring = true\n")
+        meet(made, "b1", "b2", "b3")
+        made.nearcast("set", "create", "eu", "--members", "b1,b2,b3")
+        wait_for("a ring of one", lambda: standings(made) == ["in"] * 3)
+        made.nearcast("set", "create", "us", "--members", "b2,b3,b1")
+        wait_for("a ring of two", lambda: standings(made) == ["in"] * 6)
+        made.nodes["b1"].kill()
+        made.nodes["b1"].start()
+        wait_for("the ring as it was, from the logs", lambda: standings(made) == ["in"] * 6)
+
+
+def standings(fabric: ControlledFabric) -> list[str]:
+    """What each replica of each broker says of its set's place on the ring."""
+    return [str(each["ring"]) for node in fabric.nodes.values() for each in node.health()["fabric"]["sets"]]

@@ -213,6 +213,9 @@ class Replicating:
             hosted = self._sets.hosted.get(definition.name)
             if hosted is not None:
                 facts |= _role(hosted)
+                ring = self._sets.fabric.ring
+                if ring.enabled:
+                    facts["ring"] = ring.standing(definition.name)
             found.append(facts)
         return found
 

@@ -63,6 +63,8 @@ FOUND_LOOK_S: Final = 0.5
 
 QOS: Final = 1
 
+STANDINGS: Final = ("out", "joining", "in", "leaving")
+
 Answered = Callable[[Value | None, float], None]
 """Takes the directory's answer, or none if there was none in time (a write may have been done all the same)."""
 
@@ -223,6 +225,12 @@ class Ring(Part):
         """Whether a set hosted here is on no ring, as far as this replica knows."""
         member = self.members.get(set_name)
         return member is None or member.node.state.phase == OUT
+
+    def standing(self, set_name: str) -> str:
+        """What a set is on the ring, as far as a broker that hosts it knows: ``out``, ``joining``, ``in``, ``leaving``; of one
+        that is not hosted here, or without a ring, nothing."""
+        member = self.members.get(set_name)
+        return "" if member is None else STANDINGS[member.node.state.phase]
 
     # --- what happens ----------------------------------------------------------------------------------------------------
 
