@@ -26,6 +26,7 @@ from nearcast.bench.patterns import Pattern
 from nearcast.bench.process import core_split, on_cores
 from nearcast.bench.profile import QUICK_SHAPES, SHAPES, measure_profile
 from nearcast.bench.profile_report import profile_lines, profile_table
+from nearcast.bench.replicated import measure_replicated, replicated_table
 from nearcast.bench.report import make_notes, make_rows, make_table, to_summary
 from nearcast.bench.results import LoadResult
 from nearcast.bench.wire import parse_url
@@ -225,6 +226,33 @@ def bridged(
             console.print(f"[yellow]note:[/] {warning}")
         measured = measure_bridging(rounds, seconds, lambda title: console.print(title, style="dim"))
         console.print(bridging_table(measured))
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_bytes(msgspec.json.encode(measured))
+
+
+@app.command()
+def replicated(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each load; the table shows medians.")] = 3,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "--duration", "-d", min=0.2, help="Measured interval of a load.")
+    ] = 5.0,
+    directory: Annotated[
+        Path | None, typer.Option(help="A directory on the disk to measure; default: the one for temporary files.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One round of one second each.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Where to write all rounds as JSON.")] = None,
+) -> None:
+    """Start a replica set of three brokers, each with its disk, and measure what it acknowledges, beside the disk's limit."""
+    console = Console(highlight=False)
+    if quick:
+        rounds, seconds = 1, 1.0
+    with _plain_errors():
+        warning = busy_machine()
+        if warning:
+            console.print(f"[yellow]note:[/] {warning}")
+        measured = measure_replicated(rounds, seconds, directory, lambda title: console.print(title, style="dim"))
+        console.print(replicated_table(measured))
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_bytes(msgspec.json.encode(measured))

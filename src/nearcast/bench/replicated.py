@@ -1,0 +1,311 @@
+"""What a replica set takes: three brokers on this machine, each with its own log on its disk, and publishers at QoS 1.
+
+A PUBACK says that two of three disks have the message. Measured are how many a second are acknowledged, with and without a
+function that handles each, and how long one waits at a low rate. The disk's own limit is taken in the same rounds: as many
+files as there are replicas, written and flushed at the same time, each by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from nearcast.bench.brokers import BrokerNotStarted, free_port, stop_group
+from nearcast.bench.persisted import PersistedLoad, PersistedResult, publish_persisted
+from nearcast.bench.process import cpu_seconds
+
+REPLICAS = 3
+TOPIC = "bench/kept"
+LARGE_BYTES = 8_192
+SMALL_BYTES = 100
+LOW_RATE = 100.0
+
+FUNCTION = """\
+def count(topic, index, data, ctx):
+    ctx.state["bytes"] = ctx.state.get("bytes", 0) + len(data)
+"""
+
+BARS = {"publish_8k": 10_000.0, "function_8k": 5_000.0}
+"""Messages a second; or what the disk takes, where that is less."""
+
+_START_SECONDS = 30.0
+_HANDLE_SECONDS = 60.0
+_DISK_PIECE_BYTES = 1 << 20
+_HOST = "127.0.0.1"
+
+
+class ReplicatedFabric:
+    """A set of brokers that all answer. ``leader`` is the broker that leads it, the first of ``addresses``."""
+
+    def __init__(self, addresses: list[tuple[str, int]], http_ports: list[int], pids: list[int], environment: dict[str, str]):
+        self.addresses = addresses
+        self.pids = pids
+        self._http_ports = http_ports
+        self._environment = environment
+
+    def command(self, *words: str) -> str:
+        """A command of an operator; what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "nearcast", *words], env=self._environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise BrokerNotStarted("nearcast", (done.stderr or done.stdout).strip() or f"`nearcast {words[0]}` failed")
+        return done.stdout
+
+    def facts(self, broker: int = 0) -> dict[str, Any]:
+        """What a broker says of its part in the fabric."""
+        with urllib.request.urlopen(f"http://{_HOST}:{self._http_ports[broker]}/healthz", timeout=5) as answer:
+            found: dict[str, Any] = json.loads(answer.read())["fabric"]
+            return found
+
+    def handled(self) -> int:
+        """Messages that functions have handled at the leader."""
+        return sum(int(each["handled"]) for each in self.facts()["functions"])
+
+
+@contextmanager
+def replicated_fabric(directory: Path | None = None, cores: set[int] | None = None) -> Iterator[ReplicatedFabric]:
+    """A controller and three brokers, which keep ``bench/kept/#`` together; the first of them leads."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nearcast-bench-", dir=directory)))
+        secret = home / "secret"
+        nearcast = [sys.executable, "-m", "nearcast"]
+        subprocess.run([*nearcast, "secret", str(secret)], check=True, stdout=subprocess.DEVNULL)
+        control_port, api_port = free_port(), free_port()
+
+        def start(name: str, command: list[str]) -> int:
+            with (home / f"{name}.log").open("wb") as log:
+                process = subprocess.Popen(
+                    [*nearcast, *command, "--fabric-secret", str(secret)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            stack.callback(stop_group, process)
+            if cores is not None:
+                os.sched_setaffinity(process.pid, cores)
+            return process.pid
+
+        start("controller", ["controller", "--port", str(control_port), "--http-port", str(api_port)])
+        names = [f"bench-{number}" for number in range(REPLICAS)]
+        ports, http_ports = [free_port() for _ in names], [free_port() for _ in names]
+        pids = [
+            start(
+                name,
+                [
+                    *("broker", "--name", name, "--port", str(ports[at]), "--http-port", str(http_ports[at])),
+                    *("--link-port", str(free_port()), "--controller", f"{_HOST}:{control_port}"),
+                    *("--data", str(home / name), "--sync", "fsync", "--no-bulk-port"),
+                ],
+            )
+            for at, name in enumerate(names)
+        ]
+        environment = os.environ | {
+            "NEARCAST_API": f"http://{_HOST}:{api_port}",
+            "NEARCAST_FABRIC_SECRET": str(secret),
+        }
+        fabric = ReplicatedFabric([(_HOST, port) for port in ports], http_ports, pids, environment)
+        members = ("--members", ",".join(names), "--preferred", names[0])
+        _until("the brokers were not there", lambda: bool(fabric.command("set", "create", "bench", *members)))
+        fabric.command("topic", "create", f"{TOPIC}/#", "--class", "owned", "--durable", "--set", "bench")
+        _until("the set has no leader", lambda: all(_leader(fabric, at) == names[0] for at in range(REPLICAS)))
+        yield fabric
+
+
+def _leader(fabric: ReplicatedFabric, broker: int) -> str:
+    sets = fabric.facts(broker)["sets"]
+    return str(sets[0]["leader"]) if sets else ""
+
+
+def _until(what: str, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    reason = ""
+    while time.monotonic() < deadline:
+        try:
+            if is_so():
+                return
+        except (BrokerNotStarted, OSError, ValueError, KeyError) as error:
+            reason = f": {error}"
+        time.sleep(0.1)
+    raise BrokerNotStarted("nearcast", f"after {_START_SECONDS:.0f} s, {what}{reason}")
+
+
+def disk_rate(directory: Path, total_bytes: int, copies: int = REPLICAS) -> float:
+    """Bytes a second that this disk takes of each of so many files at a time, flushed after every megabyte."""
+    seconds = [0.0] * copies
+
+    def write(number: int) -> None:
+        data = Random(number).randbytes(_DISK_PIECE_BYTES)
+        path = directory / f"disk-{number}.bench"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            begin = time.perf_counter()
+            for _ in range(max(1, total_bytes // _DISK_PIECE_BYTES)):
+                os.write(descriptor, data)
+                os.fdatasync(descriptor)
+            seconds[number] = time.perf_counter() - begin
+        finally:
+            os.close(descriptor)
+            path.unlink()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(copies)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return total_bytes / max(seconds)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of one round. ``disk`` is in messages a second, where the disk was measured beside it."""
+
+    load: str
+    messages_per_second: float
+    disk: float = 0.0
+    cpu_us: float = 0.0
+    """Of all brokers together, per message."""
+
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    wrong: int = 0
+
+
+def measure_replicated(
+    rounds: int, seconds: float, directory: Path | None, say: Callable[[str], None]
+) -> list[Measured]:
+    """All loads, round by round; those with a function last, since it stays."""
+    found: list[Measured] = []
+    with replicated_fabric(directory) as fabric:
+        for payload_bytes in (LARGE_BYTES, SMALL_BYTES):
+            for number in range(rounds):
+                name = f"publish_{_size(payload_bytes)}"
+                say(f"round {number + 1}: {name}")
+                found.append(_publish(fabric, name, payload_bytes, seconds, directory))
+        say("latency")
+        for payload_bytes in (LARGE_BYTES, SMALL_BYTES):
+            load = PersistedLoad(
+                publishers=1, window=16, payload_bytes=payload_bytes, seconds=seconds, rate=LOW_RATE, prefix=TOPIC
+            )
+            result = publish_persisted(fabric.addresses[:1], load)
+            found.append(_measured(f"latency_{_size(payload_bytes)}", result))
+        path = Path(tempfile.mkdtemp(prefix="nearcast-bench-")) / "count.py"
+        path.write_text(FUNCTION)
+        fabric.command("function", "deploy", f"{path}:count", "--topic", f"{TOPIC}/#")
+        _until("the function does not run", lambda: bool(fabric.facts()["functions"]))
+        for payload_bytes in (LARGE_BYTES, SMALL_BYTES):
+            for number in range(rounds):
+                name = f"function_{_size(payload_bytes)}"
+                say(f"round {number + 1}: {name}")
+                found.append(_with_function(fabric, name, payload_bytes, seconds))
+    return found
+
+
+def _size(payload_bytes: int) -> str:
+    return "8k" if payload_bytes == LARGE_BYTES else f"{payload_bytes}b"
+
+
+def _load(payload_bytes: int, seconds: float) -> PersistedLoad:
+    small = payload_bytes < 1_024
+    return PersistedLoad(
+        publishers=16, window=1_024 if small else 128, payload_bytes=payload_bytes, seconds=seconds, prefix=TOPIC
+    )
+
+
+def _measured(name: str, result: PersistedResult, cpu_us: float = 0.0, disk: float = 0.0) -> Measured:
+    return Measured(
+        load=name,
+        messages_per_second=result.messages_per_second,
+        disk=disk,
+        cpu_us=cpu_us,
+        p50_ms=result.p50_ms,
+        p99_ms=result.p99_ms,
+        wrong=result.unexpected,
+    )
+
+
+def _publish(fabric: ReplicatedFabric, name: str, payload_bytes: int, seconds: float, directory: Path | None) -> Measured:
+    disk = 0.0
+    if payload_bytes == LARGE_BYTES:
+        with tempfile.TemporaryDirectory(prefix="nearcast-bench-", dir=directory) as place:
+            disk = disk_rate(Path(place), 256 << 20) / payload_bytes
+    before = sum(map(cpu_seconds, fabric.pids))
+    result = publish_persisted(fabric.addresses[:1], _load(payload_bytes, seconds))
+    used = sum(map(cpu_seconds, fabric.pids)) - before
+    return _measured(name, result, 1e6 * used / max(1, result.total), disk)
+
+
+def _with_function(fabric: ReplicatedFabric, name: str, payload_bytes: int, seconds: float) -> Measured:
+    """Published for a while, and handled to the last: the rate is that of both together."""
+    before = fabric.handled()
+    begin = time.monotonic()
+    load = msgspec.structs.replace(_load(payload_bytes, seconds), warmup_seconds=0.0)
+    used = sum(map(cpu_seconds, fabric.pids))
+    result = publish_persisted(fabric.addresses[:1], load)
+    deadline = time.monotonic() + _HANDLE_SECONDS
+    while (handled := fabric.handled() - before) < result.total:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    took = time.monotonic() - begin
+    used = sum(map(cpu_seconds, fabric.pids)) - used
+    done = msgspec.structs.replace(result, messages_per_second=handled / took, unexpected=max(0, result.total - handled))
+    return _measured(name, done, 1e6 * used / max(1, handled))
+
+
+def medians(measured: list[Measured]) -> dict[str, Measured]:
+    """By load, the medians of its rounds; what was wrong is added up."""
+    by_load: dict[str, list[Measured]] = {}
+    for one in measured:
+        by_load.setdefault(one.load, []).append(one)
+    return {
+        name: Measured(
+            load=name,
+            wrong=sum(one.wrong for one in ones),
+            **{
+                field: median(getattr(one, field) for one in ones)
+                for field in ("messages_per_second", "disk", "cpu_us", "p50_ms", "p99_ms")
+            },
+        )
+        for name, ones in by_load.items()
+    }
+
+
+def bar_of(one: Measured) -> float:
+    """What it is held to, in messages a second; 0: nothing."""
+    bar = BARS.get(one.load, 0.0)
+    return min(bar, one.disk) if one.disk else bar
+
+
+def replicated_table(measured: list[Measured]) -> Table:
+    """Medians of all rounds, beside the disk and the bars."""
+    table = Table("load", "msg/s", "the disk's", "bar", "p50 ms", "p99 ms", "CPU µs/msg", "")
+    for one in medians(measured).values():
+        bar = bar_of(one)
+        verdict = "" if not bar else "[green]met[/]" if one.messages_per_second >= bar else "[bold red]below[/]"
+        table.add_row(
+            one.load,
+            f"{one.messages_per_second:,.0f}",
+            f"{one.disk:,.0f}" if one.disk else "",
+            f"≥ {bar:,.0f}" if bar else "",
+            f"{one.p50_ms:.2f}",
+            f"{one.p99_ms:.2f}",
+            f"{one.cpu_us:.1f}" if one.cpu_us else "",
+            verdict if not one.wrong else f"[bold red]{one.wrong:,} wrong[/]",
+        )
+    return table
