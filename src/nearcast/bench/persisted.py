@@ -244,5 +244,3 @@ class _Loop:
         for publisher in self._publishers:
             if publisher.wire.blocked:
                 publisher.wire.flush()
-
-

@@ -186,9 +186,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int = 0
 
 
-def measure_replicated(
-    rounds: int, seconds: float, directory: Path | None, say: Callable[[str], None]
-) -> list[Measured]:
+def measure_replicated(rounds: int, seconds: float, directory: Path | None, say: Callable[[str], None]) -> list[Measured]:
     """All loads, round by round; those with a function last, since it stays."""
     found: list[Measured] = []
     with replicated_fabric(directory) as fabric:

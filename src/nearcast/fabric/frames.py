@@ -112,6 +112,7 @@ SET_COMMITTED: Final = 125
 SET_READER: Final = 126
 SET_RECORDS: Final = 127
 SET_READ: Final = 128
+SET_PART: Final = 129
 
 # The ring of replica sets, between brokers (nearcast.fabric.ring).
 RING: Final = 135

@@ -12,6 +12,7 @@ Every broker *proposes* what its clients publish (:mod:`nearcast.fabric.set_sess
     SET_READER     broker → leader    I have everything up to this entry; 0: I never had anything
     SET_RECORDS    leader → broker    what you want of the entries behind one, up to another
     SET_READ       broker → leader    that is in my journal
+    SET_PART       any → any          some of a frame that is longer than a link takes (nearcast.fabric.set_parts)
 
 A broker that leads a set itself says all of this to itself, by the same functions; what has to wait for the journal goes by a
 connection to nobody (:class:`Loopback`), because connections are what waits for journals.
@@ -28,6 +29,7 @@ from nearcast.fabric.frames import frame
 from nearcast.fabric.hosted_sets import HostedSet, SetLog
 from nearcast.fabric.parts import FOREVER, Part, Peer
 from nearcast.fabric.set_cursors import CURSOR_PREFIX, Cursors
+from nearcast.fabric.set_parts import Parts, cut
 from nearcast.fabric.set_sessions import SET_PREFIX, SetSession, SetWatch
 from nearcast.functionconfig import Function
 from nearcast.mqtt.access import Peer as TransportPeer
@@ -111,6 +113,7 @@ class ReplicaSets(Part):
         self.hosted: dict[str, HostedSet] = {}
         self.sessions: dict[str, SetSession] = {}
         self.cursors = Cursors(fabric)
+        self._parts = Parts()
         self.functions: tuple[Function, ...] = ()
         self.driver: SetDriver | None = None
         self.looped: list[bytes] = []
@@ -129,6 +132,7 @@ class ReplicaSets(Part):
                 frames.SET_READER,
                 frames.SET_RECORDS,
                 frames.SET_READ,
+                frames.SET_PART,
             ],
         )
 
@@ -307,7 +311,8 @@ class ReplicaSets(Part):
     def send_raft(self, hosted: HostedSet, message: Message) -> None:
         peer = self.fabric.peers.get(hosted.members.get(message.target, ""))
         if peer is not None:
-            peer.send(frame(frames.SET_RAFT, blob(hosted.name.encode("utf-8")), *message.encode()))
+            for data in cut(frames.SET_RAFT, [blob(hosted.name.encode("utf-8")), *message.encode()]):
+                peer.send(data)
 
     def request_sync(self, set_name: str, ready: int) -> None:
         if self.driver is not None:
@@ -403,6 +408,11 @@ class ReplicaSets(Part):
     # --- frames ---------------------------------------------------------------------------------------------------------
 
     def handle(self, peer: Peer, content: bytes, now: float) -> None:
+        if content[0] == frames.SET_PART:
+            whole = self._parts.add(peer.name, content)
+            if whole is None:
+                return
+            content = whole
         self._handle(peer.name, peer, content, now)
 
     def _handle(self, name: str, peer: Peer | None, content: bytes, now: float) -> None:
@@ -480,6 +490,7 @@ class ReplicaSets(Part):
             self._tell_leader(peer.name, hosted)
 
     def peer_down(self, peer: Peer, now: float) -> None:
+        self._parts.forget(peer.name)
         for hosted in self.hosted.values():
             hosted.readers.by_name.pop(peer.name, None)
             for replica, name in hosted.members.items():

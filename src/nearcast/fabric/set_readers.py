@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nearcast.fabric import frames
-from nearcast.fabric.frames import frame
+from nearcast.fabric.set_parts import cut
 from nearcast.mqtt.records import blob, number
 from nearcast.topiclog.entries import EntryWriter
 
@@ -134,7 +134,8 @@ class Readers:
         """``ats``: for each run, how many messages precede it in its entry."""
         places = [number(at) for at in ats]
         head = (self._set_name, number(previous), number(last), number(len(ats)), *places)
-        reader.peer.send(frame(frames.SET_RECORDS, *head, *runs))
+        for data in cut(frames.SET_RECORDS, [*head, *runs]):
+            reader.peer.send(data)
         reader.sends(last, size)
 
     def _wanted_by(self, topic: bytes) -> set[str]:
