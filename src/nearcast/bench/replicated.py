@@ -52,16 +52,16 @@ _HOST = "127.0.0.1"
 class ReplicatedFabric:
     """A set of brokers that all answer. ``leader`` is the broker that leads it, the first of ``addresses``."""
 
-    def __init__(self, addresses: list[tuple[str, int]], http_ports: list[int], pids: list[int], environment: dict[str, str]):
+    def __init__(self, addresses: list[tuple[str, int]], http_ports: list[int], pids: list[int], controller: tuple[str, ...]):
         self.addresses = addresses
         self.pids = pids
         self._http_ports = http_ports
-        self._environment = environment
+        self._controller = controller
 
     def command(self, *words: str) -> str:
         """A command of an operator; what it prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "nearcast", *words], env=self._environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "nearcast", *words, *self._controller], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise BrokerNotStarted("nearcast", (done.stderr or done.stdout).strip() or f"`nearcast {words[0]}` failed")
@@ -116,11 +116,8 @@ def replicated_fabric(directory: Path | None = None, cores: set[int] | None = No
             )
             for at, name in enumerate(names)
         ]
-        environment = os.environ | {
-            "NEARCAST_API": f"http://{_HOST}:{api_port}",
-            "NEARCAST_FABRIC_SECRET": str(secret),
-        }
-        fabric = ReplicatedFabric([(_HOST, port) for port in ports], http_ports, pids, environment)
+        controller = ("--api", f"http://{_HOST}:{api_port}", "--fabric-secret", str(secret))
+        fabric = ReplicatedFabric([(_HOST, port) for port in ports], http_ports, pids, controller)
         members = ("--members", ",".join(names), "--preferred", names[0])
         _until("the brokers were not there", lambda: bool(fabric.command("set", "create", "bench", *members)))
         fabric.command("topic", "create", f"{TOPIC}/#", "--class", "owned", "--durable", "--set", "bench")

@@ -42,9 +42,13 @@ def test_parts_without_end_and_parts_of_nothing_end_the_link() -> None:
     more = bytes([frames.SET_PART, 1]) + bytes(PART_BYTES)
     parts = Parts()
     parts.add("b1", bytes([frames.SET_PART, 3]) + bytes(PART_BYTES))
-    with pytest.raises(RemoteProtocolError, match="allowed"):
+
+    def without_end() -> None:
         for _ in range(MAX_WHOLE_BYTES // PART_BYTES + 2):
             parts.add("b1", more)
+
+    with pytest.raises(RemoteProtocolError, match="allowed"):
+        without_end()
     for content in (
         bytes([frames.SET_PART]),
         bytes([frames.SET_PART, 0]),
