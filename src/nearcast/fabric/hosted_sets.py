@@ -158,14 +158,16 @@ class HostedSet:
 
     def proposes(self, source: str, epoch: int, content: bytes, now: float) -> None:
         """Messages of a broker. What makes no sense is a ``ValueError``."""
-        if not self.leads:
-            self._sets.tell_leader(source, self)
-            return
         arrived = Arrived(content, now)
         publication = arrived.publication
-        if not arrived.reliable:
-            if publication is not None and self.has_room():
+        if not self.leads:
+            self._sets.tell_leader(source, self)
+        if not arrived.reliable and publication is not None:
+            if self.leads and self.has_room():
                 self._add(source, publication, arrived.via, now)
+            else:
+                self._engine.stats.dropped_slow_consumer += publication.count
+        if not self.leads or not arrived.reliable:
             return
         key = producer(source, epoch)
         received = self._has_of(key)

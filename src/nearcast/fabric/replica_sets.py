@@ -119,6 +119,9 @@ class ReplicaSets(Part):
         self.looped: list[bytes] = []
         self._leads: dict[str, _Lead] = {}
         self._ask_at = FOREVER
+        self._asked_at = -ASK_S
+        # By set: who said of himself, and for which term, that he does not lead it. Others may not have noticed yet.
+        self._denied: dict[str, tuple[str, int]] = {}
         self._loopback: Connection | None = None
         fabric.add_part(
             self,
@@ -304,7 +307,7 @@ class ReplicaSets(Part):
         if lead is not None and lead.name:
             self._send(lead.name, frame(frames.SET_OPEN, blob(set_name.encode("utf-8")), number(self.fabric.epoch)))
         else:
-            self._ask_at = min(self._ask_at, 0.0)
+            self._ask_at = min(self._ask_at, self._asked_at + ASK_S)
 
     # --- what hosted sets say -------------------------------------------------------------------------------------------
 
@@ -403,7 +406,7 @@ class ReplicaSets(Part):
         session = self.sessions.get(set_name)
         if session is not None:
             session.closed()
-        self._ask_at = min(self._ask_at, 0.0)
+        self._ask_at = min(self._ask_at, self._asked_at + ASK_S)
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
@@ -462,10 +465,12 @@ class ReplicaSets(Part):
             if set_name in self.hosted and leader == name:
                 self._led(set_name, leader, term, now)
             return
-        if leader:
+        if not leader:
+            self._denied[set_name] = (name, term)
+            if self.leader_of(set_name) == name:
+                self._nobody_leads(set_name)
+        elif leader == name or (leader, term) != self._denied.get(set_name):
             self._led(set_name, leader, term, now)
-        elif self.leader_of(set_name) == name:
-            self._nobody_leads(set_name)
 
     def _committed(self, set_name: str, fields: Fields, now: float) -> None:
         session = self.sessions.get(set_name)
@@ -527,6 +532,7 @@ class ReplicaSets(Part):
 
     def _ask(self, now: float) -> None:
         """Members of sets whose leader is not known are asked."""
+        self._asked_at = now
         for definition in self.definitions.values():
             if self.leader_of(definition.name):
                 continue

@@ -7,7 +7,7 @@ With ``fabric.groups.cloud = "mqtt://host:port"``, brokers form broadcast groups
 listens there is their cloud. They are told of nobody then, unless ``links`` or a controller does it or ``fabric.groups.links``
 is "all". What must hold of groups is in :mod:`nearcast.simulation.broadcast_ledger` and
 :mod:`nearcast.simulation.broadcast_tables`; of topics of class ``owned``, in :mod:`nearcast.simulation.owned_ledger` and
-:mod:`nearcast.simulation.owned_tables`.
+:mod:`nearcast.simulation.owned_tables`; of topics that replica sets keep, in :mod:`nearcast.simulation.set_ledger`.
 
 Settings, beside those of ``mqtt``:
 
@@ -56,6 +56,7 @@ from nearcast.simulation.mqtt_client import Workload
 from nearcast.simulation.owned_ledger import OwnedLedger
 from nearcast.simulation.owned_moves import TopicMoves
 from nearcast.simulation.owned_tables import OwnedRules, OwnedTables
+from nearcast.simulation.set_ledger import SetLedger, SetTables
 from nearcast.simulation.streams import Stream
 from nearcast.simulation.world import World
 
@@ -146,6 +147,10 @@ class Fabric(Mqtt):
         cloud = self._cloud
         if cloud is None and self.settings.has_owned:
             return self._what_must_hold_of_owned(world, clients, doors, Brokers(durable, self._running, is_meant))
+        if cloud is None and self.settings.has_sets:
+            found = Brokers(durable, self._running, is_meant)
+            of_sets = SetLedger(clients, found, doors, now, self.settings.fabric.classes)
+            return of_sets, SetTables(clients, found, now, lambda: world.is_cut, lambda: of_sets.disturbances == 0)
         if cloud is None:
             brokers = Brokers(durable, self._running, is_meant)
             ledger = FabricLedger(clients, brokers, doors, now)
@@ -351,6 +356,8 @@ class Fabric(Mqtt):
             figures |= tables.figures()
         if isinstance(tables, OwnedTables) and isinstance(self.ledger, OwnedLedger):
             figures |= tables.figures() | self.ledger.figures()
+        if isinstance(self.ledger, SetLedger):
+            figures |= self.ledger.figures()
         if self.gateways and self._world is not None:
             moves = [gateway.machine.moves for _, gateway in self._running_gateways(self._world)]
             figures["gateways"] = self.gateways

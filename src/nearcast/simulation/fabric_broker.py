@@ -30,12 +30,16 @@ from nearcast.simulation.mqtt_broker import SimulatedBroker
 from nearcast.simulation.mqtt_facts import GroupChanged, MergeBegan
 from nearcast.simulation.mqtt_topics import SimulatedTopics
 from nearcast.simulation.programs import ProgramNode
+from nearcast.simulation.replica_sets import SimulatedSets
 from nearcast.simulation.streams import Stream
 
 SECRET: Final = b"what all nodes of a simulated fabric share"
 
 SPOOL: Final = 2
 """What a flush of the disk is for, beside those of the journal."""
+
+SETS: Final = 3
+"""What another one is for."""
 
 LEAVE_S: Final = 10.0
 """How long a broker that is asked to end has for handing over what it has: ``shutdown_timeout_seconds`` of a real one."""
@@ -118,6 +122,7 @@ class FabricBroker(SimulatedBroker):
         self._leave_by = float("inf")
         epoch = host.rng.getrandbits(60)
         self.fabric = Fabric(settings, limits, self.engine, described.name, epoch, SECRET, b"", host.rng, host.now)
+        self.sets = SimulatedSets(self.fabric.sets, host.disk, f"broker-{described.port}-sets", self.token + SETS)
         self.links = LinkStreams(self.fabric, host, self, node.owners)
         self.spool: DiskSpool | None = None
         if described.durable:
@@ -246,7 +251,11 @@ class FabricBroker(SimulatedBroker):
             self._node.send_datagram(self.link_port, address, data)
 
     def synced(self, purpose: int) -> None:
-        if purpose != SPOOL:
+        if purpose == SETS:
+            if not self.failed:
+                self.sets.flushed(self.host.now)
+                self._settle()
+        elif purpose != SPOOL:
             super().synced(purpose)
         elif self.spool is not None and not self.failed:
             try:
@@ -284,8 +293,17 @@ class FabricBroker(SimulatedBroker):
         self._group = known
 
     def _flush(self) -> None:
-        self.fabric.settle(self.host.now)
-        super()._flush()
+        while True:
+            self.fabric.settle(self.host.now)
+            super()._flush()
+            if self.sets.error is not None:
+                self._disk_failed(self.sets.error)
+                return
+            if not self.fabric.sets.looped:
+                break
+        self.sets.begin_flush()
+        if self.sets.error is not None:
+            self._disk_failed(self.sets.error)
 
     # --- time -----------------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,12 @@ class FabricSettings(MqttSettings, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def has_owned(self) -> bool:
         """Whether there are topics of class ``owned``."""
-        return any(rule.topic_class == "owned" for rule in self.fabric.classes)
+        return any(rule.topic_class == "owned" and not rule.replica_set for rule in self.fabric.classes)
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether there are topics that replica sets keep."""
+        return any(rule.replica_set for rule in self.fabric.classes)
 
     @property
     def cloud(self) -> tuple[str, int] | None:
