@@ -258,6 +258,8 @@ class BulkRequests:
         if self.sources.serves(source):
             if source and content.newest:
                 await self.sources.catch_up(source)
+            else:
+                await self.sources.refresh(source)
             found = self._listed(transport, self.sources.kept(source), content.filters, after)
         else:
             asked = wire.ListTopics(content.filters, after, SET + source, content.newest)
@@ -288,6 +290,7 @@ class BulkRequests:
             return wire.Indexes([])
         source = sources[place]
         if self.sources.serves(source):
+            await self.sources.refresh(source)
             found = self._found(transport, self.sources.kept(source), content, after)
         else:
             asked = wire.FindIndexes(content.filters, content.time_us, after, SET + source)

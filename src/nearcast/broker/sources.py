@@ -8,6 +8,7 @@ to have everything waits for :meth:`Sources.catch_up`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -195,6 +196,12 @@ class Sources:
             reasons.SERVER_UNAVAILABLE,
             f"replica set {source} has no leader that a majority follows: nobody can say what its newest records are",
         )
+
+    async def refresh(self, source: str) -> None:
+        """The same for somebody who would rather have what is known here than nothing."""
+        if self.may_lag(source):
+            with contextlib.suppress(RequestRefused):
+                await self.catch_up(source, FRESH_S)
 
 
 def _misplaced(source: str) -> RequestRefused:

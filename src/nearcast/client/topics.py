@@ -122,13 +122,14 @@ class Topics:
         """Which topics are kept, in the order in which the rules decide; those that concern topics this client may use."""
         return records.rules_of(await self._answer(wire.ListRules(), wire.Rules))
 
-    async def topics(self, *filters: str) -> list[TopicState]:
-        """The topics that the log has; without a filter, all that may be read."""
+    async def topics(self, *filters: str, newest: bool = False) -> list[TopicState]:
+        """The topics that the log has; without a filter, all that may be read. With ``newest``, never less of a replicated
+        topic than was told anybody before; that takes a majority of its replica set."""
         found: list[TopicState] = []
         after = -1
         asked = records.checked_filters(filters) if filters else []
         while True:
-            answer = await self._answer(wire.ListTopics(asked, after), wire.States)
+            answer = await self._answer(wire.ListTopics(asked, after, newest=newest), wire.States)
             found += records.states_of(answer)
             after = answer.after
             if after < 0:

@@ -180,7 +180,7 @@ def plan_ranges(topics: BlockingTopics, options: ReadOptions, wanted: Wanted) ->
     listing = list(wanted.listing(options.filters))
     if not listing:
         return []
-    states = [state for state in topics.topics(*listing) if wanted.selects(state.topic, options.filters)]
+    states = [state for state in topics.topics(*listing, newest=True) if wanted.selects(state.topic, options.filters)]
     starts = _places(topics, listing, states, options.start, "startingOffsets")
     ends = _places(topics, listing, states, options.end, "endingOffsets")
     first_by_time = {} if wanted.start_us is None else topics.indexes_at(listing, wanted.start_us)

@@ -129,7 +129,7 @@ class NearcastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _states(self) -> dict[str, TopicState]:
         connection = self._connection()
         started = time.monotonic()
-        found = connection.topics(*self._options.filters)
+        found = connection.topics(*self._options.filters, newest=True)
         self._listed_at = time.monotonic()
         self._listing_seconds = self._listed_at - started
         return {each.topic: TopicState(each.topic, each.first_index, each.next_index, each.bytes) for each in found}

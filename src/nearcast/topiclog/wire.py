@@ -90,8 +90,8 @@ class Ping(Message, frozen=True, tag="ping"):
 class ListTopics(Message, frozen=True, tag="topics"):
     """Which topics the log has: those that a filter matches, or without any filter all that the client may read. They are
     listed by their number in the log; ``after`` continues an answer that had more. ``keeper`` names the log: "set:NAME" that
-    of a replica set, "here" that of the broker that is asked, "" all that it has or can reach. With ``newest``, what replica
-    sets keep is told as it is now, by their leaders' word; without, as the replica knows that is asked."""
+    of a replica set (for brokers), "here" that of the broker that is asked, "" all that it has or can reach. With ``newest``,
+    what replica sets keep is told as it is now, by their leaders' word; without, as far as the replica knows that is asked."""
 
     filters: list[str]
     after: Number = -1
