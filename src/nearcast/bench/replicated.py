@@ -47,31 +47,83 @@ _START_SECONDS = 30.0
 _HANDLE_SECONDS = 60.0
 _DISK_PIECE_BYTES = 1 << 20
 _HOST = "127.0.0.1"
+_NEARCAST = (sys.executable, "-m", "nearcast")
 
 
 class ReplicatedFabric:
-    """A set of brokers that all answer. ``leader`` is the broker that leads it, the first of ``addresses``."""
+    """A controller and brokers, the first three of which keep ``bench/kept/#`` together. All processes end with the block.
 
-    def __init__(self, addresses: list[tuple[str, int]], http_ports: list[int], pids: list[int], controller: tuple[str, ...]):
-        self.addresses = addresses
-        self.pids = pids
-        self._http_ports = http_ports
-        self._controller = controller
+    ``brokers`` above three are witnesses: they keep nothing. With ``preferred`` the first one leads while it can.
+    """
+
+    def __init__(self, stack: ExitStack, home: Path, brokers: int) -> None:
+        self._stack = stack
+        self._home = home
+        self._control_port, self._api_port = free_port(), free_port()
+        self._ports = [(free_port(), free_port(), free_port()) for _ in range(brokers)]
+        self.names = [f"bench-{number}" for number in range(brokers)]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._controller = ("--api", f"http://{_HOST}:{self._api_port}", "--fabric-secret", str(home / "secret"))
+        subprocess.run([*_NEARCAST, "secret", str(home / "secret")], check=True, stdout=subprocess.DEVNULL)
+        self._begin("controller", ["--port", str(self._control_port), "--http-port", str(self._api_port)])
+        for broker in range(brokers):
+            self.start(broker)
+
+    def _begin(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+        what = "controller" if name == "controller" else "broker"
+        with (self._home / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*_NEARCAST, what, *words, "--fabric-secret", str(self._home / "secret")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._stack.callback(stop_group, process)
+        return process
+
+    def start(self, broker: int) -> None:
+        """Start a broker (again), with the ports and data that it had."""
+        name = self.names[broker]
+        port, link_port, http_port = self._ports[broker]
+        words = ["--name", name, "--port", str(port), "--link-port", str(link_port), "--http-port", str(http_port)]
+        words += ["--controller", f"{_HOST}:{self._control_port}", "--no-bulk-port"]
+        words += ["--data", str(self._home / name), "--sync", "fsync"]
+        self.processes[broker] = self._begin(name, words)
+
+    def make_set(self, *, preferred: bool) -> None:
+        """Make the first brokers a replica set."""
+        members = ["--members", ",".join(self.names[:REPLICAS]), *(["--preferred", self.names[0]] if preferred else [])]
+        until("the brokers were not there", lambda: bool(self.command("set", "create", "bench", *members)))
+        self.command("topic", "create", f"{TOPIC}/#", "--class", "owned", "--durable", "--set", "bench")
+        wanted = self.names[:1] if preferred else self.names[:REPLICAS]
+        until("the set has no leader", lambda: all(self.leader(at) in wanted for at in range(len(self.names))))
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [(_HOST, port) for port, _, _ in self._ports]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes.values()]
 
     def command(self, *words: str) -> str:
         """A command of an operator; what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "nearcast", *words, *self._controller], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*_NEARCAST, *words, *self._controller], capture_output=True, text=True, check=False)
         if done.returncode:
             raise BrokerNotStarted("nearcast", (done.stderr or done.stdout).strip() or f"`nearcast {words[0]}` failed")
         return done.stdout
 
     def facts(self, broker: int = 0) -> dict[str, Any]:
         """What a broker says of its part in the fabric."""
-        with urllib.request.urlopen(f"http://{_HOST}:{self._http_ports[broker]}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{_HOST}:{self._ports[broker][2]}/healthz", timeout=5) as answer:
             found: dict[str, Any] = json.loads(answer.read())["fabric"]
             return found
+
+    def leader(self, broker: int) -> str:
+        """Who leads the set, as a broker has it; empty: it knows of nobody."""
+        sets = self.facts(broker)["sets"]
+        return str(sets[0]["leader"] or "") if sets else ""
 
     def handled(self) -> int:
         """Messages that functions have handled at the leader."""
@@ -79,58 +131,18 @@ class ReplicatedFabric:
 
 
 @contextmanager
-def replicated_fabric(directory: Path | None = None, cores: set[int] | None = None) -> Iterator[ReplicatedFabric]:
-    """A controller and three brokers, which keep ``bench/kept/#`` together; the first of them leads."""
+def replicated_fabric(
+    directory: Path | None = None, *, brokers: int = REPLICAS, preferred: bool = True
+) -> Iterator[ReplicatedFabric]:
+    """A fabric with a replica set that has a leader, below a directory of its own."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nearcast-bench-", dir=directory)))
-        secret = home / "secret"
-        nearcast = [sys.executable, "-m", "nearcast"]
-        subprocess.run([*nearcast, "secret", str(secret)], check=True, stdout=subprocess.DEVNULL)
-        control_port, api_port = free_port(), free_port()
-
-        def start(name: str, command: list[str]) -> int:
-            with (home / f"{name}.log").open("wb") as log:
-                process = subprocess.Popen(
-                    [*nearcast, *command, "--fabric-secret", str(secret)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            stack.callback(stop_group, process)
-            if cores is not None:
-                os.sched_setaffinity(process.pid, cores)
-            return process.pid
-
-        start("controller", ["controller", "--port", str(control_port), "--http-port", str(api_port)])
-        names = [f"bench-{number}" for number in range(REPLICAS)]
-        ports, http_ports = [free_port() for _ in names], [free_port() for _ in names]
-        pids = [
-            start(
-                name,
-                [
-                    *("broker", "--name", name, "--port", str(ports[at]), "--http-port", str(http_ports[at])),
-                    *("--link-port", str(free_port()), "--controller", f"{_HOST}:{control_port}"),
-                    *("--data", str(home / name), "--sync", "fsync", "--no-bulk-port"),
-                ],
-            )
-            for at, name in enumerate(names)
-        ]
-        controller = ("--api", f"http://{_HOST}:{api_port}", "--fabric-secret", str(secret))
-        fabric = ReplicatedFabric([(_HOST, port) for port in ports], http_ports, pids, controller)
-        members = ("--members", ",".join(names), "--preferred", names[0])
-        _until("the brokers were not there", lambda: bool(fabric.command("set", "create", "bench", *members)))
-        fabric.command("topic", "create", f"{TOPIC}/#", "--class", "owned", "--durable", "--set", "bench")
-        _until("the set has no leader", lambda: all(_leader(fabric, at) == names[0] for at in range(REPLICAS)))
+        fabric = ReplicatedFabric(stack, home, brokers)
+        fabric.make_set(preferred=preferred)
         yield fabric
 
 
-def _leader(fabric: ReplicatedFabric, broker: int) -> str:
-    sets = fabric.facts(broker)["sets"]
-    return str(sets[0]["leader"]) if sets else ""
-
-
-def _until(what: str, is_so: Callable[[], bool]) -> None:
+def until(what: str, is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     reason = ""
     while time.monotonic() < deadline:
@@ -202,7 +214,7 @@ def measure_replicated(rounds: int, seconds: float, directory: Path | None, say:
         path = Path(tempfile.mkdtemp(prefix="nearcast-bench-")) / "count.py"
         path.write_text(FUNCTION)
         fabric.command("function", "deploy", f"{path}:count", "--topic", f"{TOPIC}/#")
-        _until("the function does not run", lambda: bool(fabric.facts()["functions"]))
+        until("the function does not run", lambda: bool(fabric.facts()["functions"]))
         for payload_bytes in (LARGE_BYTES, SMALL_BYTES):
             for number in range(rounds):
                 name = f"function_{_size(payload_bytes)}"

@@ -27,6 +27,8 @@ EXPERIMENTS: dict[str, str] = {
     "migration": "nearcast.experiments.migration:Migration",
     "uav": "nearcast.experiments.uav:Uav",
     "mmog": "nearcast.experiments.mmog:Mmog",
+    "canal-failover": "nearcast.experiments.canal_failover:CanalFailover",
+    "canal-availability": "nearcast.experiments.canal_availability:CanalAvailability",
 }
 
 
