@@ -113,7 +113,7 @@ class CanalFailover(Experiment[FailoverParameters]):
         ring_ms = [seconds * 1e3 for seconds in restabilisations(run.parameters.rings, run.parameters.seed)]
         killed = [loss.after_ms for loss in losses if not loss.frozen]
         frozen = [loss.after_ms for loss in losses if loss.frozen]
-        rows = []
+        rows: list[tuple[str | float, ...]] = []
         for name, values, paper in (
             ("leader killed", killed, PAPER_MS["leader"]),
             ("leader stands still", frozen, PAPER_MS["leader"]),
