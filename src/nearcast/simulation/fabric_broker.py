@@ -296,14 +296,19 @@ class FabricBroker(SimulatedBroker):
         while True:
             self.fabric.settle(self.host.now)
             super()._flush()
-            if self.sets.error is not None:
-                self._disk_failed(self.sets.error)
+            if self._sets_failed():
                 return
             if not self.fabric.sets.looped:
                 break
         self.sets.begin_flush()
-        if self.sets.error is not None:
-            self._disk_failed(self.sets.error)
+        self._sets_failed()
+
+    def _sets_failed(self) -> bool:
+        error = self.sets.error
+        if error is None:
+            return False
+        self._disk_failed(error)
+        return True
 
     # --- time -----------------------------------------------------------------------------------------------------------
 
