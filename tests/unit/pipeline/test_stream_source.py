@@ -18,7 +18,7 @@ class BusyBroker:
     def __init__(self) -> None:
         self.next_index = 1
 
-    def topics(self, *filters: str) -> list[TopicState]:
+    def topics(self, *filters: str, newest: bool = False) -> list[TopicState]:
         self.next_index += 10
         return [TopicState("a", 1, self.next_index, 1_000, 1, 2)]
 
