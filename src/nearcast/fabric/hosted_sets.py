@@ -86,7 +86,7 @@ class SetLog(Log, Protocol):
 class _Proposed:
     """An entry that is not committed yet: how far producers are with it, and which of its runs are theirs."""
 
-    def __init__(self, index: int, size: int, upto: dict[str, tuple[str, int]], runs: list[tuple[str, int]]) -> None:
+    def __init__(self, index: int, size: int, upto: dict[str, tuple[str, int]], runs: list[tuple[str, int, int]]) -> None:
         self.index = index
         self.size = size
         self.upto = upto
@@ -120,7 +120,8 @@ class HostedSet:
         self._engine = sets.fabric.engine
         self.readers = Readers(name, self._engine.router, log.runs)
         self._writer = EntryWriter()
-        self._runs: list[tuple[str, int]] = []
+        self._places: list[tuple[str, int, int]] = []
+        """Of the entry that is being made: whose messages, under which number, stand at which place among its items."""
         self._upto: dict[str, tuple[str, int]] = {}
         """By producer: its broker, and the number of its last message in the entry that is being made."""
         self._received: dict[str, int] = {}
@@ -183,9 +184,11 @@ class HostedSet:
                 known = received - arrived.sequence + 1
                 self.duplicates += known
                 publication = publication.cut(known, publication.count - known)
-            self._add(source, publication, arrived.via, now)
+        # Before the messages: an entry that is full with them has the mark that says so.
         self._received[key] = arrived.last
         self._upto[key] = (source, arrived.last)
+        if publication is not None:
+            self._add(source, publication, arrived.via, now)
 
     def _has_of(self, key: str) -> int:
         """The last number of a producer that is in the log, or about to be."""
@@ -210,7 +213,7 @@ class HostedSet:
         time_us = int((now + self._engine.effects.wall_offset) * 1e6)
         flags = publication.qos | RETAIN if publication.retain else publication.qos
         self._writer.run(topic, publisher.encode("utf-8"), flags, properties, publication.payloads(), max(time_us, 0))
-        self._runs.append((source, publication.sequence))
+        self._places.append((source, publication.sequence, len(self._writer.items) - 1))
         if self._writer.size >= ENTRY_BYTES:
             self._propose(now)
 
@@ -351,7 +354,7 @@ class HostedSet:
         if self.served > self._served_mark():
             writer.mark(Mark(producer=SERVED, batch=self.served))
         size = writer.size
-        runs = self._runs
+        runs = _runs_of(writer.items, self._places)
         upto = self._upto
         self._begin_entry()
         pieces = writer.finish()
@@ -367,7 +370,7 @@ class HostedSet:
 
     def _begin_entry(self) -> None:
         self._writer = EntryWriter()
-        self._runs = []
+        self._places = []
         self._upto = {}
 
     def _forget_proposals(self) -> None:
@@ -453,8 +456,10 @@ class HostedSet:
             self._uncommitted_bytes -= proposed.size
             for source, last in proposed.upto.values():
                 found[source] = max(last, found.get(source, 0))
-            for (source, sequence), first in zip(proposed.runs, self.log.first_indexes(proposed.index), strict=False):
-                indexes.setdefault(source, {})[sequence] = first
+            firsts = self.log.first_indexes(proposed.index)
+            for source, sequence, run in proposed.runs:
+                if run < len(firsts):
+                    indexes.setdefault(source, {})[sequence] = firsts[run]
         for source, last in found.items():
             self._sets.tell_committed(source, self, last, indexes.get(source, {}))
 
@@ -517,3 +522,12 @@ class HostedSet:
 def producer(broker: str, epoch: int) -> str:
     """The name under which the log remembers how far a broker is."""
     return f"{epoch:x}@{broker}"
+
+
+def _runs_of(items: list[Item], places: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """The same with the number of the run, among all runs of the entry, in place of the place among its items."""
+    numbers: dict[int, int] = {}
+    for at, item in enumerate(items):
+        if isinstance(item, Run):
+            numbers[at] = len(numbers)
+    return [(source, sequence, numbers[at]) for source, sequence, at in places]
