@@ -179,11 +179,10 @@ class HostedSet:
         if arrived.previous > received or not self.has_room():
             self._refused.add(source)
             return
-        if publication is not None:
-            if arrived.sequence <= received:
-                known = received - arrived.sequence + 1
-                self.duplicates += known
-                publication = publication.cut(known, publication.count - known)
+        if publication is not None and arrived.sequence <= received:
+            known = received - arrived.sequence + 1
+            self.duplicates += known
+            publication = publication.cut(known, publication.count - known)
         # Before the messages: an entry that is full with them has the mark that says so.
         self._received[key] = arrived.last
         self._upto[key] = (source, arrived.last)
