@@ -78,7 +78,7 @@ def set_fabric(number: int, settle_s: float = 30.0) -> Scenario:
         clients=tuple(_clients(rng, f"c{index}", doors) for index in range(rng.randint(2, 6))),
         random_faults=None if calm or rng.random() < 0.2 else _faults(rng),
         events=(
-            *(FailDisk(at_s=0.0, host=name, sync_s=rng.choice((0.001, 0.01, 0.1, 0.4))) for name in names),
+            *(FailDisk(at_s=0.0, host=name, sync_s=rng.choice((0.001, 0.01, 0.03, 0.1))) for name in names),
             *(() if calm or len(names) < 2 else _events(rng, names)),
         ),
     )

@@ -47,6 +47,9 @@ ENTRY_BYTES: Final = 4_194_304
 MAX_UNCOMMITTED_BYTES: Final = 33_554_432
 """Proposed and not committed. Beyond, proposers are made to wait: they have it in their queues."""
 
+REFUSED_S: Final = 0.02
+"""How long proposers wait whose messages a leader could not propose because it is handing over."""
+
 _MESSAGE_EXPIRY: Final = b"\x02"
 
 
@@ -128,6 +131,7 @@ class HostedSet:
         self._proposed: deque[_Proposed] = deque()
         self._uncommitted_bytes = 0
         self._refused: set[str] = set()
+        self._go_on_at = 0.0
         self._asked: dict[int, int] = {}
         """Reads that wait for the quorum, and the term they belong to."""
         self._confirmed: list[int] = []
@@ -361,6 +365,8 @@ class HostedSet:
             index = self.node.propose(pieces, now)
         except (NotLeader, ProposalRefused):
             self._forget_proposals()
+            # A leader that hands over takes nothing until that is done or given up: not asked for again at the speed of light.
+            self._go_on_at = now + REFUSED_S
             return
         self.log.knows(index, pieces, writer.items)
         self.entries += 1
@@ -427,7 +433,7 @@ class HostedSet:
             self._settle_reads()
         if self.leads:
             self._serve(now)
-            self._let_go_on()
+            self._let_go_on(now)
 
     def _led_by(self, ready: Ready, now: float) -> None:
         leader = self.members.get(ready.leader, "")
@@ -462,9 +468,9 @@ class HostedSet:
         for source, last in found.items():
             self._sets.tell_committed(source, self, last, indexes.get(source, {}))
 
-    def _let_go_on(self) -> None:
+    def _let_go_on(self, now: float) -> None:
         """Those that were refused for want of room, or whose messages had a gap, begin behind what is committed."""
-        if not self._refused or not self.has_room():
+        if not self._refused or now < self._go_on_at or not self.has_room():
             return
         refused, self._refused = self._refused, set()
         for source in refused:
@@ -515,7 +521,8 @@ class HostedSet:
             self.readers.tick(now)
 
     def next_deadline(self) -> float:
-        return self.node.next_deadline()
+        deadline = self.node.next_deadline()
+        return min(deadline, self._go_on_at) if self.leads and self._refused and self.has_room() else deadline
 
 
 def producer(broker: str, epoch: int) -> str:

@@ -112,6 +112,11 @@ class SimulatedSets:
             if set_name in self._states:
                 self._sets.synced(set_name, ready, now)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was written waits for the disk."""
+        return bool(self._flushing or self._asked)
+
     def looped(self) -> None:
         """Whoever settles looks by itself."""
 

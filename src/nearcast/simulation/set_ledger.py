@@ -260,8 +260,8 @@ class SetTables(FabricTables):
     def finish(self) -> None:
         super().finish()
         brokers = self._fabric.open()
-        if not self._fabric.all_open() or self._cut_off():
-            return
+        if not self._fabric.all_open() or self._cut_off() or any(broker.sets.is_busy for broker in brokers):
+            return  # a disk that is slow has yet to take what is on its way
         for broker in brokers:
             for set_name, session in broker.fabric.sets.sessions.items():
                 if not broker.fabric.sets.leader_of(set_name):
