@@ -8,7 +8,7 @@ from nearcast.simulation.runs import simulate
 from tests.simulation.set_fabrics import set_fabric
 
 #: Each of these once broke an invariant, or never came to an end.
-FOUND = (39, 92)
+FOUND = (39, 92, 131)
 
 
 @pytest.mark.parametrize("number", [*range(1, 13), *FOUND])

@@ -211,6 +211,7 @@ class Fabric(Linking):
         peer = self.peers.get(theirs.name)
         if peer is not None and peer.link is link:
             peer.session.drain(now)
+            self.sets.writable(peer.name, now)
 
     def dial_delay_s(self, name: str) -> float:
         return DIAL_SECOND_S if name and name < self.name else 0.0

@@ -259,6 +259,12 @@ class ReplicaSets(Part):
         watch.sponsor = ""
         return effects.take_pledge()
 
+    def writable(self, name: str, now: float) -> None:
+        """The way to a broker takes more again: what waits for the sets that it leads goes on."""
+        for set_name, session in self.sessions.items():
+            if self.leader_of(set_name) == name:
+                session.drain(now)
+
     def propose(self, set_name: str, content: bytes, held: bool) -> None:
         """Send messages to a set's leader; ``held``: not before the journal has them."""
         data = frame(frames.SET_MESSAGES, blob(set_name.encode("utf-8")), content)
