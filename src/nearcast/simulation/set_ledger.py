@@ -9,6 +9,8 @@ It is what :mod:`nearcast.simulation.fabric_invariants` says of any fabric, with
 - *Owed.* A message is owed to a subscriber as any is. What is in the log behind the cursor of the subscriber's broker is held.
 - *One order.* All subscribers get a topic's messages in the log's order, whoever published them, and however often its leader
   changed or the subscribers moved. What a lost broker brings back comes late, as in any fabric.
+- *Repeated.* Behind a gateway whose broker died, a client goes on at one whose cursor may be behind: what was published at
+  QoS 0 may come to it twice.
 - *In the end* no broker has messages for a set that it has not brought there, and everybody's cursor is where the log ends.
 """
 
@@ -24,9 +26,9 @@ from nearcast.scenario.expansion import Client
 from nearcast.scenario.identity import decode_identity
 from nearcast.simulation import mqtt_facts as facts
 from nearcast.simulation.fabric_broker import FabricBroker
-from nearcast.simulation.fabric_invariants import Brokers, FabricLedger, FabricTables
+from nearcast.simulation.fabric_invariants import LATE_S, Brokers, FabricLedger, FabricTables
 from nearcast.simulation.hosts import Host
-from nearcast.simulation.mqtt_invariants import Key, Subscriber
+from nearcast.simulation.mqtt_invariants import Key, Sent, Stream, Subscriber
 from nearcast.topiclog.entries import Run
 
 Place = tuple[int, int]
@@ -194,6 +196,13 @@ class SetLedger(FabricLedger):
             raise InvariantViolated(f"{fact.client} got {named} behind later ones of the log", [host])
         if fact.qos:
             self._last_place[line] = max(last, min(places))
+
+    def _on_repeated(self, host: Host, fact: facts.Delivered, known: Subscriber, stream: Stream, sent: Sent) -> None:
+        resumed = self._is_behind_gateway(known.client) and self._broker_died_since(sent.message.sent_s - LATE_S)
+        if resumed and not sent.message.qos and self._rules.set_of(sent.message.topic):
+            self.duplicated += 1
+            return
+        super()._on_repeated(host, fact, known, stream, sent)
 
     # --- what must hold -------------------------------------------------------------------------------------------------
 
