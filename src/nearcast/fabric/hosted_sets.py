@@ -474,7 +474,7 @@ class HostedSet:
             return
         refused, self._refused = self._refused, set()
         for source in refused:
-            self._sets.ask_open(source, self)
+            self._sets.tell_leader(source, self)
 
     # --- what is committed ----------------------------------------------------------------------------------------------
 

@@ -287,9 +287,9 @@ class ReplicaSets(Part):
         else:
             peer.send(data)
 
-    def loop_back(self, frames_: list[bytes]) -> None:
+    def loop_back(self, sent: list[bytes]) -> None:
         """What this broker says to itself may be said now: the journal has what it rests on."""
-        self.looped += frames_
+        self.looped += sent
         if self.driver is not None:
             self.driver.looped()
 
@@ -339,27 +339,20 @@ class ReplicaSets(Part):
             self.driver.functions_changed()
         if hosted.leads:
             for peer in self.fabric.peers.values():
-                self._tell_leader(peer.name, hosted)
+                self.tell_leader(peer.name, hosted)
         if hosted.leader or hosted.leads:
             self._led(hosted.name, hosted.leader, hosted.term, now)
         else:
             self._nobody_leads(hosted.name)
 
     def tell_leader(self, name: str, hosted: HostedSet) -> None:
-        """Somebody takes this replica for the leader."""
-        self._tell_leader(name, hosted)
-
-    def _tell_leader(self, name: str, hosted: HostedSet) -> None:
+        """Tell a broker who leads; one that hears that this one does asks from where on its messages are wanted."""
         leader = "" if hosted.leader == self.fabric.name and not hosted.leads else hosted.leader
         fields = (blob(hosted.name.encode("utf-8")), number(hosted.term), blob(leader.encode("utf-8")))
         self._send(name, frame(frames.SET_LEADER, *fields))
 
     def tell_channel(self, name: str, hosted: HostedSet, last: int) -> None:
         self._send(name, frame(frames.SET_CHANNEL, blob(hosted.name.encode("utf-8")), number(last)))
-
-    def ask_open(self, name: str, hosted: HostedSet) -> None:
-        """Have a broker ask again from where on its messages are wanted."""
-        self._tell_leader(name, hosted)
 
     def tell_committed(self, name: str, hosted: HostedSet, last: int, indexes: dict[int, int]) -> None:
         fields = [blob(hosted.name.encode("utf-8")), number(last), number(len(indexes))]
@@ -498,7 +491,7 @@ class ReplicaSets(Part):
 
     def peer_up(self, peer: Peer, now: float) -> None:
         for hosted in self.hosted.values():
-            self._tell_leader(peer.name, hosted)
+            self.tell_leader(peer.name, hosted)
 
     def peer_down(self, peer: Peer, now: float) -> None:
         self._parts.forget(peer.name)
